@@ -19,9 +19,10 @@ from farandole.control.status import CoordinatorStatus, Status, ViewStatus, Work
 from farandole.errors import UsageError
 from farandole.observe.live import LiveDisplay, PlainDisplay, Recent, list_picture, picture
 from farandole.observe.past import Past
-from farandole.observe.tables import past_table, status_table
+from farandole.observe.tables import checks_table, past_table, status_table
 from farandole.observe.text import describe
 from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell
+from farandole.pool.machine_check import MachineCheck
 from farandole.protocol import events
 from farandole.protocol.metrics import LogLine
 from farandole.protocol.values import Name
@@ -162,7 +163,8 @@ def test_the_tables_are_not_steered() -> None:
     recent = Recent()
     recent.line(an(events.LostEvent, worker=STEERS, reason=STEERS))
     pictures = (picture(status, recent, STEERS), list_picture(dict.fromkeys((STEERS, "a", "b", "c"), status)))
-    for table in (status_table(status), past_table(past), *pictures):
+    checks = checks_table([MachineCheck(name=STEERS, outcome="failed", found=STEERS, remedy=STEERS)] * 2)
+    for table in (status_table(status), past_table(past), checks, *pictures):
         stream = io.StringIO()
         Console(file=stream, width=400).print(table)
         assert not steers(stream.getvalue())
@@ -183,6 +185,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "platform/output.py": 2,  # these two
     "observe/live.py": 1,  # what has been filtered
     "cli/data.py": 1,  # tables of numbers
+    "cli/doctor.py": 1,  # a table, which filters
     "bench/table.py": 1,
     "bench/verb.py": 2,  # the same
     "cli/inspect.py": 4,  # tables and pictures, which filter

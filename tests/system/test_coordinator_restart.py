@@ -14,6 +14,7 @@ import pytest
 
 from farandole.control.api import Api
 from farandole.control.ticket import Ticket
+from farandole.coordinator.journal import read_state
 from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import until
 from tests.support.trainer import Board, Trainer
@@ -108,7 +109,10 @@ def test_killed_again_and_again_it_takes_up_where_it_was(launch: Any) -> None:
     until(lambda: all(trainer.client.instructions.exit for trainer in run.trainers.values()))
     assert {
         trainer.client.instructions.exit.code for trainer in run.trainers.values() if trainer.client.instructions.exit
-    } == {7}
+    } == {1}
+    assert (state := read_state(run.folder))
+    assert state.over
+    assert state.over.code == 7
     assert run.process.wait(200) == 0
 
     written = run.written()

@@ -29,7 +29,8 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from farandole.cli imp
 
 
 def command(source: Path, target: Path | str, *options: str) -> list[str]:
-    return [*FARANDOLE, "data", "prepare", str(source), str(target), "--shard-size", SIZE, *options]
+    size = [] if "--shard-size" in options else ["--shard-size", SIZE]
+    return [*FARANDOLE, "data", "prepare", str(source), str(target), *size, *options]
 
 
 def run(source: Path, target: Path | str, *options: str, code: int = 0) -> str:
