@@ -6,7 +6,11 @@ inner loop goes on with its micro-batches.
 
 Rows travel as bytes, so all bits arrive, those of -0.0 and of NaN too. A lane holds six bytes as one integer, and a
 worker adds nothing to the bytes of others: so sums of lanes are exact. What the rows look like travels in the lanes of
-the pass, since a worker without a micro-batch does not know it: a text such as "z float32 128" for each tensor.
+the pass, since a worker without a micro-batch does not know it: a text such as "z float32 128" for each tensor. The
+sums must be a multiple of the number of shards, which shows that all micro-batches have the same form.
+
+A micro-batch that is computed again for its rows has the buffers and the random state of its pass. Its backward pass
+and its values are ignored, since they are in the sums of the pass already.
 """
 
 from __future__ import annotations

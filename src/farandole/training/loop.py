@@ -18,11 +18,30 @@
 
 All objects are complete before the worker requests admission.
 
-A script may have several loops. A position has the loop's number; steps and epochs are numbered through all loops. A
-member that has ended a loop agrees with the others on the next one, in a round of its own (`_agree_on`), and continues
-without another admission. A worker that joins, or resumes, learns the run's loop with its position, in the script's
-first loop. It goes on to that loop: the loops before it yield nothing, and calls between two loops return what they
-have returned in the run, which is part of the state (docs/design.md, Several loops).
+**Several loops.** A script may call `run.steps` again. A position has the loop's number and a digest of its data, batch
+and length (`LoopStart`). Steps and epochs are numbered through all loops, so random state, history, ledger, lines of
+metrics and names of checkpoints are unique. A loop's length is counted from its beginning.
+
+A member that has ended a loop makes a `Loop` over the same objects. Buckets, lanes and the rule are new; the origin,
+the history, the settings and the writer of checkpoints go on. It agrees with the others on the next loop in a round
+without shards, whose call has the digest (`_agree_on`), and continues without another admission. If the loops differ,
+or one script has ended, the run ends with an error. The round is no training step, so no view takes effect in it.
+
+A worker that joins, or resumes, asks in at the script's first loop, and learns the run's loop from the position in the
+state's header. If that is a later loop:
+
+(a) It waits for the whole state and loads nothing. It is still a candidate: it has begun no round, and the others wait
+    for its commit message.
+(b) The loops before the run's yield nothing. The code between them runs. `run.evaluate` and `run.once` return what they
+    have returned in the run, which is part of the state, and `run.log` does nothing. The random state after a loop is a
+    function of (seed, loop).
+(c) In the run's loop it compares the digests. If they differ, it leaves as a worker without data (`DataUnavailable`),
+    and the run goes on. Otherwise it enters the view and loads the state.
+
+If its view is withdrawn meanwhile, it waits for the next one in the run's loop. If the others have begun another loop,
+the next header says so. If it takes longer than the stall limit, its peers report it and it is replaced. If the run
+goes back to a checkpoint of an earlier loop, a worker beyond that loop can't go back: it ends as superseded. If all
+workers die between two loops, the newest checkpoint is of the loop before, and what follows it is done again.
 """
 
 from __future__ import annotations

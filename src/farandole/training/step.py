@@ -7,6 +7,19 @@ state is seeded from (run seed, step, shard), and buffers get their values of th
 depend on the worker that computes it. `backward` adds its gradients to the partial sums as they are produced
 (`gradients.py`). When this worker's shards are done, the loop waits for the end of the round. If a peer dies meanwhile,
 the loop yields the shards that this worker inherits.
+
+Why another pass (`Step.again`) has the same bits whoever is lost:
+
+1. A pass is a round of the same buckets and shards as the step's own, after a call round. It is no training step, so no
+   view takes effect in it. A joiner commits its first step only after it has loaded the state. So when the first pass
+   has ended, all members hold the state of the step's beginning and the same sums, and run the same loop body on them.
+2. If a worker is lost in a pass, the others compute its shards from the state at the pass's beginning. No worker has
+   left that state, because its update comes after its round has ended, and then the results are there for all. Shards
+   of earlier passes are not computed again: their sums are in `.grad` or in the weights.
+3. If all workers are lost, the run resumes from a checkpoint, which is of a step's beginning.
+4. Random state and buffers are a function of (seed, step, pass, shard) and of the buffers at the pass's beginning.
+5. Samples, the ledger, the learning-rate rule and the step's line belong to the first pass that has a gradient. An
+   audit compares the first pass only: an error in a later one shows in the digests of the next step.
 """
 
 from __future__ import annotations
