@@ -314,7 +314,7 @@ class OfTheParent:
 
 
 def guarded(target: T) -> T:
-    """Returns `target`. Forked children can use neither it nor its parts."""
+    """Returns `target`. Forked children can use neither it nor its parts: they would use this process's sockets."""
     _guarded.add(target)
     return target
 

@@ -5,7 +5,7 @@ that a bucket can be sent as soon as it is full. Beside the gradients each shard
 its weight, its number of samples, the square of its gradient, a 1 that counts the shard, a 1 if the script has given
 its weight, a 1 if it has had a backward pass, the script's values (`values.py`), the forms of its rows (`gather.py`),
 which parameters it used, and its buffers. Gradients and lanes are summed in the order of the tree, so the result has
-the same bits on all workers.
+the same bits on all workers. A parameter that no shard used keeps `.grad = None`, as in a single process.
 
 A shard of weight w contributes w / (samples of the window) times the gradient of its mean loss. After the round the sum
 is multiplied by (samples of the window) / (sum of the weights). A shard's weight is its number of samples if the script

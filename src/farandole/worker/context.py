@@ -156,7 +156,10 @@ class WorkerContext(ABC):
         return self.member.worker
 
     def workers_at(self, step: int, members: int) -> int:
-        """Returns the number of workers that the batch of `step` is for, if `members` workers have begun it."""
+        """Returns the number of workers that the batch of `step` is for, if `members` workers have begun it.
+
+        Only here a replay or a rehearsal, a single process that stands for a history, differs from a run.
+        """
         return self._history.workers(step) if self._history else members
 
     def make_room(self, size: int) -> None:
