@@ -1,9 +1,13 @@
 """The record of a run: events and state go to the journal, lines go to files and observers.
 
 Invariant: an event is in the journal, with the state that it led to, before any promise about it is sent (`keep`); its
-line in metrics.jsonl is written after the messages have left. State that changes without an event need not be in the
-journal: see docs/protocol.md, Who knows what. A full or stuck disk costs lines and events, which are counted and
-reported, and never the training. Nothing waits for a line, and for the journal at most `LIMIT_S` of
+line in metrics.jsonl is written after the messages have left. The journal is written if an event is pending. So each
+change of `Durable` that a message promises has an event of the same input. So has every ending: the workers exit with
+it, and nobody may be left who could report its reason again. Two kinds of change have no event. (a) A joiner is a
+candidate again: the successor stops the view, gets all answers again, and decides the same. (b) The number of stops: a
+successor may give the last number again, but no answer to a stop is sent on a later connection, so an old answer can't
+reach it. See docs/protocol.md, Who knows what, and Session 1. A full or stuck disk costs lines and events, which are
+counted and reported, and never the training. Nothing waits for a line, and for the journal at most `LIMIT_S` of
 `platform/files.py`.
 """
 

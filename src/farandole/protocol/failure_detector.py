@@ -19,10 +19,15 @@ from farandole.protocol import messages as m
 
 # --- silence ----------------------------------------------------------------------------------------------------------
 
-FLOOR_S = 1.0  # a heartbeat may always be this late
+FLOOR_S = 1.0  # a heartbeat may always be this late: a worker that pauses for less is never suspected
 FACTOR = 3.0  # how much later than usual it may be, as a multiple
 HALF_LIFE_S = 120.0  # of the usual lateness
-OWN_PAUSE_S = 0.5  # between two inputs: more than this was a standstill of the coordinator itself
+# Between two inputs: more than this was a standstill of the coordinator itself, since ticks come more often. Its clock
+# stands still for the excess, so no silence grows by it, and nothing is learned from it. Messages that arrived
+# meanwhile may be unread at the next tick, which judges by the ceiling alone.
+OWN_PAUSE_S = 0.5
+# Suspicions before the ceiling for the whole run; the stock grows by one for each day of each connected worker. Workers
+# that fall silent within a ceiling's time of one another use one together. With the stock empty, the ceiling holds.
 STOCK, DAY_S = 3, 86400.0
 
 
@@ -80,7 +85,12 @@ class FailureDetector:
         silence.since, silence.received = self.time + grace_s, False
 
     def hear(self, silence: Silence, now: float, *, learns: bool) -> None:
-        """End a silence: a message of the worker arrived. `learns`: the silence was ordinary, so learn from it."""
+        """End a silence: a message of the worker arrived. `learns`: the silence was ordinary, so learn from it.
+
+        It is not ordinary before the worker has computed: it imports and compiles, and a long call in C that holds the
+        interpreter's lock silences all threads of a process. Such a call later (unpickling, garbage collection, a fork)
+        is learned from if it ends in time.
+        """
         self.passes(now)
         if learns:
             late = self.lasts_s(silence) - self._heartbeat_s
@@ -115,7 +125,10 @@ class FailureDetector:
         return silence.late_s * 0.5 ** ((self.time - silence.at) / HALF_LIFE_S)
 
     def _shared(self) -> bool:
-        """Return True if more than half are late. Workers that fall silent together do so up to a heartbeat apart."""
+        """Return True if more than half are late: they share the cause, as a network or a line of the script.
+
+        Workers that fall silent together do so up to a heartbeat apart.
+        """
         late = [each for each in self._connected if self.lasts_s(each) > self._heartbeat_s + FLOOR_S / 4]
         return 2 * len(late) > len(self._connected)
 

@@ -125,7 +125,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Return the lineage of a round that begins in this view.
 
         Its shards are assigned to `workers`, zone by zone and within a zone host by host: so neighbours in the tree
-        are added before anything leaves a host or a zone.
+        are added before anything leaves a host or a zone. The first worker's host comes first, and that worker first in
+        it. Only the assignment follows hosts; what a crash leaves over is assigned over all survivors.
         """
         hosts, zones = (each or ("",) * len(workers) for each in (self.hosts_of(workers), self.zones_of(workers)))
         first_of_host, first_of_zone = _firsts(hosts), _firsts(zones)

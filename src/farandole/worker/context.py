@@ -4,6 +4,19 @@ The training thread, the view's exchange thread and the connection's thread shar
 thread waits on it for "my round ended, or the view changed, or I must exit". No step waits for the coordinator. There
 are three final classes: `Connected` has a coordinator, `SingleProcess` runs without one (`world_size=1`), and
 `FakeContext` is for tests. `tests/worker/test_context.py` tests what all of them must guarantee.
+
+    Run                     training thread, the main thread of the process: may compute for a long time
+    |- Loop, Step           training thread: the order of a step; one Step a step
+    |- Rounds               training thread: resumes the driver's generators
+    |  |- Driver            training thread, with the lock; what it yields is done without the lock
+    |  '- Exchange          one a view; sums and commit messages on the view's thread, which waits for peers, and can't
+    |                       be woken while one is frozen
+    '- Connected            a WorkerContext, has the lock (`WorkerContext.condition`)
+       |- Session           control thread, with the lock; it never waits
+       '- WorkerStateMachine  all three threads, with the lock
+
+Short-lived threads open connections (`Groups.arrange`), send the state, receive it, and save. With an integer codec on
+the CPU another thread quantizes and submits the buckets (`Partials`).
 """
 
 from __future__ import annotations

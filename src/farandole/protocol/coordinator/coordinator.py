@@ -200,7 +200,12 @@ class Coordinator(CoordinatorState):
         if back and departed:  # no Welcome, which would renew the lease of a worker that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.synced and not self.over:  # see docs/protocol.md, Reconnection and the lease 7
+        # Either this coordinator has neither journal nor copy: then it does not know what the worker holds, or who may
+        # go on with that, and its view numbers begin with 1. Or an external worker has outlived a run that was killed
+        # and is resumed. The worker sends no commit message from now on. What it saves belongs to the run, under its
+        # step.
+        # See docs/protocol.md, Reconnection and the lease 7
+        if hello.synced and not self.over:
             self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EXIT_EVICTED, save=True))
             return worker
         self._welcome(worker)

@@ -36,8 +36,10 @@ STEPS, NEWS = 2, 1.5  # no progress for so many median steps and heartbeats: a m
 def on_return(state: CoordinatorState, worker: Worker, now: float, *, synced: bool) -> None:
     """Handle the reconnection of a participant or saver. Its Welcome is already sent.
 
-    `synced`: it reports that it holds the state. Its answer to the stop says more, but a report that its script has
-    ended comes before that answer.
+    It may have missed anything that was sent, in either direction. So its return stops the view: a proposed view is
+    given up, and the decision brings all to the same round. `synced`: it reports that it holds the state. Its answer to
+    the stop says more, but a report that its script has ended or failed comes before that answer, and concerns the run
+    only if it holds the state.
     """
     stopping = state.stopping
     worker.connected, worker.saves = True, None

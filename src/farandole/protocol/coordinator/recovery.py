@@ -305,7 +305,11 @@ def _resume(
 
 
 def _start_over(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
-    """Begin again from a checkpoint with the next first view: no worker that held the state is left."""
+    """Begin again from a checkpoint with the next first view: no worker that held the state is left.
+
+    All that is known of the lost steps is forgotten. A coordinator that replaces one killed while the first view was
+    proposed knows from answers alone that there was a state (`CoordinatorState.reached`).
+    """
     known = state.view is not None and bool(state.view.members)  # the workers of the empty view have done their part
     heard = state.view is None and state.reached >= 0  # by the answer of a holder: it is the only sign after a restart
     if known or heard:
@@ -421,7 +425,9 @@ def on_suspect(state: CoordinatorState, worker: str, message: m.Suspect) -> None
 def _is_warming_up(state: CoordinatorState, message: m.Suspect) -> bool:
     """Return True if the peer may still be compiling, since it has not computed a step yet.
 
-    The accuser repeats the accusation with each heartbeat. It is believed after `FIRST_STEP` stall limits.
+    The accuser can't know that, because it may have joined later; the coordinator knows it from heartbeats. A report
+    that the accuser waits is believed after `FIRST_STEP` stall limits. Nothing is lost before: the accuser reports
+    again, with the time that it has waited. A broken connection counts at once.
     """
     limit = FIRST_STEP * state.settings.stall_s
     return 0 < message.waited_s <= limit and not state.workers[message.peer].computed

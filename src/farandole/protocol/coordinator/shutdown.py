@@ -5,7 +5,11 @@ one does. Replicas that differ are compared first. A run that was to be saved an
 Argument: docs/protocol.md, Saving and shutdown.
 
     on_all_scripts_ended   all live members have finished and hold the same: the first saves, then the run is over.
-                           During a stop this waits: the answers may name a newer view, with more members
+                           What they hold includes what the script did after its loop.
+                           During a stop this waits: the answers may name a newer view, with more members. A worker may
+                           have reported its switch to it on a connection that broke, or to a coordinator that was
+                           killed. It does not repeat `Switched`, but its return stops the view. It does repeat
+                           `Finished`, and the journal says whether all had finished or the state is saved
     set_deadline           the user ends the run, and some have finished: no view can be agreed on any more. One of
                            those saves at once; the others get `end_s` to end as well
     expire                 they have not: they are named, and not waited for
@@ -42,6 +46,8 @@ from farandole.protocol.values import FAILURES
 def appoint_saver(state: CoordinatorState) -> None:
     """Choose the member that writes checkpoints. Call it when the view changes or a joiner gets the state.
 
+    It keeps the task until it leaves or fails. Only it and its predecessor are told. A message is lost only with its
+    connection, and a return or a loss causes a view, for which it is sent again.
     See docs/protocol.md, Saving and shutdown 1.
     """
     able = _able(state)
@@ -53,6 +59,9 @@ def appoint_saver(state: CoordinatorState) -> None:
 def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
     """Handle the report that a checkpoint was written, failed or was restored.
 
+    A written one counts as known if its step has been reached, or if its worker may write: it was told to at some time,
+    perhaps by a coordinator that was killed. It may have written before it heard of its successor, and its heartbeats
+    of that step may be lost with the connection.
     See docs/protocol.md, Saving and shutdown 2 and 4.
     """
     for event in reported_events.events_of(worker.id, message):
@@ -76,7 +85,11 @@ def on_checkpoint(state: CoordinatorState, worker: Worker, message: m.Checkpoint
 
 
 def _failed(state: CoordinatorState, worker: str) -> None:
-    """Let another member try after `worker` failed to write a checkpoint."""
+    """Let another member try after `worker` failed to write a checkpoint (no descriptors, no space).
+
+    The next one that has not failed since the newest success tries at once. If all have failed, the one with the oldest
+    failure tries when a checkpoint is next due.
+    """
     state.failed[worker] = state.tries
     able = _able(state)
     if worker != state.saver or not able:
@@ -140,6 +153,8 @@ def no_way_to_save(state: CoordinatorState) -> str:
 def on_cannot_start(state: CoordinatorState, worker: Worker, message: m.CannotStart) -> bool:
     """Handle a worker that lacks the newest checkpoint. Returns True if it was to begin the first view.
 
+    The proposal names that checkpoint, and the worker looks for it before it enters the view. The view is then given up
+    as by a loss. A checkpoint that is there but damaged counts as found: it is passed over and reported.
     See docs/protocol.md, Saving and shutdown 4.
     """
     view = state.proposed

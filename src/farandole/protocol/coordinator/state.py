@@ -128,7 +128,13 @@ class Removal(Enum):
 
 @dataclass(kw_only=True)
 class Worker:
-    """The coordinator's record of one worker. `state` is starting, ready, member or finished.
+    """The coordinator's record of one worker. `state` is starting, ready, member or finished:
+
+        starting -> ready       `Ready` is accepted         ready -> starting     Hello again, in no view
+        ready -> member         the first `Switched`        member -> ready       `ViewWithdrawn`
+        member -> finished      `Finished`                  finished -> member    a new coordinator; it reports it again
+
+    `JoinRefused`, `Goodbye` or certain death removes the record from any state.
 
     Attributes:
         unreached: why it cannot write the run's checkpoints, "" if it can.

@@ -445,7 +445,34 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
 # safe); its process has ended, for certain; its machine goes before it could leave (`Lapsed`); its script has failed
 # (`ScriptFailed`); its host can't get it the data (`DataUnavailable`). A worker whose script has ended before it was
 # admitted is not waited for. One that has a part in the view leaves it by a recovery.
-# See docs/protocol.md: Recovery, Preemption deadline, Data unavailable.
+# See docs/protocol.md: How a worker goes, Recovery, Preemption deadline, Data unavailable.
+#
+# All ways in which a worker goes, planned ones too: exit code (of a live process), events, and where it is decided. The
+# events `left`, `lost` and `refused` are recorded once the worker is out of the records; `notice`, `expelled` and
+# `unfed` before, when that is decided but not yet safe. After exit code 3 an external process may come back, as a new
+# worker; any other process does not come back. An evicted or banned worker may be alive: nobody asks it.
+#
+#     leaves gracefully        0  notice, left           `scaling.request_leave`, `next_view`, `on_switched`
+#     its deadline comes first 0  notice, lost           `Session.watch`: it saves; `remove_late_leaver`
+#     dies                     -  lost                   `coordinator.on_process_exit` and `Coordinator.on_disconnect`:
+#                                                        its process has ended and its connection is closed
+#     is evicted               3  lost; expelled before, where it goes whatever it answers
+#                                                        `reconnection.on_silence`, `late_members`, `disputes.convict`
+#     is banned                5  lost; before it perhaps expelled or computes wrong
+#                                                        it broke the protocol (`Coordinator.ban_and_remove`),
+#                                                        contradicts several (`disputes.outvoted`) or computes wrong
+#                                                        results (`disputes.judge`); others compute wrong shards again
+#     is refused               1  refused                differs from the run when it asks (`admission.on_ready`), or in
+#                                                        its first steps (`disputes.judge`)
+#     its host lacks the data  6  unfed, then lost or left
+#                                                        `failures.leavers_for_data`; the host is left alone for a while
+#     its lease is over        4  lost, if there is a coordinator
+#                                                        `Session.watch`: it saves; `reconnection.on_silence`
+#     returns, state unknown   3  none                   `Coordinator.hello`; it saves, and nobody waits for it
+#     its view is withdrawn    -  none                   `recovery.decide`; it stays, and is a candidate again
+#     its script fails         1  failed                 `on_script_failed`: the state of a whole step is saved and the
+#                                                        run ends; before it is a member only this worker goes
+#     the run ends                over                   `shutdown.end`
 
 
 def remove(state: CoordinatorState, worker_id: str, cause: Removal, reason: str, code: int = 0) -> None:
@@ -529,9 +556,12 @@ def _without(state: CoordinatorState, worker: str, reason: str, *, participant: 
 
 # --- unauthenticated peers --------------------------------------------------------------------------------------------
 #
-# A peer that fails authentication in the connections of a proposed view: the view is given up at once, and another one
-# proposed, with a number, group and key of its own, after a wait that doubles up to `LONGEST_S`. Neither the peer nor
-# the reporter is blamed. Leaving, and changes without new connections, do not wait.
+# A peer that fails authentication in the connections of a proposed view: the member drops the new connections, reports
+# `PeerNotAuthenticated`, and never says that it is prepared. The view is given up at once, not at its time limit:
+# members go on, joiners stay candidates, and another view is proposed, with a number, group and key of its own, after a
+# wait that doubles up to `LONGEST_S`. Neither the peer nor the reporter is blamed; an event names the address between
+# them. So an attacker that always gets in between, or a member that always reports this, keeps joiners out, and costs
+# the others one stop in `LONGEST_S`. Leaving, and changes without new connections, do not wait.
 # Argument: docs/protocol.md, Reconfiguration.
 
 SHORTEST_S = 1.0

@@ -260,7 +260,9 @@ class Driver:
         waits_for_peers: this worker has nothing to compute and waits for others.
         fully_loaded: every part of the state is known to be loaded, since this worker has begun the run, or has ended
             a round that it began with the state. A worker that was abandoned while it received the state may hold
-            parts of a later one without knowing it (Joining 5).
+            parts of a later one without knowing it (Joining 5): it never hears of its eviction if the coordinator dies
+            before it wakes up. It may end that round, with commit messages that its veterans sent before they gave up
+            the view. For the next one they send it none, since they have not ended the first one with its own.
     """
 
     def __init__(self, member: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
@@ -507,6 +509,16 @@ def _none(workers: int) -> int:
 # How a worker enters (`join_view`): it waits for a view, and for the state if others hold it. Invariant: a joiner sends
 # its commit message only after it has loaded the state and the member has agreed that the view still stands; so the
 # veterans' state stays that of the beginning of the round while it is transferred.
+#
+#     Hello, Welcome     the worker gets its id and the run's terms, and makes its model and data
+#     Ready              its signature is compared with the run's: it is refused, or a candidate
+#     Propose            to the joiner and all members: they open the connections in the background
+#     Prepared           from then on the commit messages of the members name the view
+#     Switched           when all name it in one round, the members switch at their next training step, and send the
+#                        state
+#     Synced             the joiner has read the header, has entered the view, and has loaded the state. From the next
+#                        round it has shards
+#
 # Argument: docs/protocol.md, Joining 1-4.
 
 

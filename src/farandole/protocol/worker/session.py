@@ -28,8 +28,11 @@ from farandole.protocol.worker.state_machine import Action, Exit, Save, WorkerSt
 #
 # How long a worker waits for a peer before it reports so. Times are in seconds. Two reports: (a) stalled, after
 # max(stall_s, 10 median steps): the coordinator evicts the peer; (b) blocked, in heartbeats: two members that both wait
-# for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other. Before the first step has ended,
-# the limit of (b) is the stall limit.
+# for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other, although the coordinator reaches
+# both. Before the first step has ended, the limit of (b) is the stall limit. A waiting member has sent everything that
+# comes earlier in the exchange, so at least one message between the two is under way, and no computation and no third
+# member delays it. A slow link may: but a wait is for one message, and a step takes at least as long as its longest
+# message.
 # Argument: docs/protocol.md, Session, "Waiting for a peer".
 
 STEPS = 10
@@ -99,12 +102,16 @@ class Lease:
 
 # How much of a preemption notice is reserved for saving: a fraction, and seconds at most.
 PART, LONGEST_S = 0.25, 30.0
-SHORTEST_S = 4.0  # a shorter notice does not end the lease
+SHORTEST_S = 4.0  # a shorter notice does not end the lease: the worker leaves gracefully if it still can
 
 
 class PreemptionClock:
     """The end of a worker's lease because of a preemption deadline. Times are the caller's, in seconds.
 
+    The notice comes from the worker itself (`LeaveRequest`), or from its pool by way of the coordinator
+    (`PreemptionDeadline`), again on each new connection. None is cancelled, not even one that has passed while the
+    machine still runs. Members whose leases end in different rounds, at most one apart, each save their own state. The
+    process ends at half of the time that is left for saving, in any case (`worker/hung.py`).
     Argument: docs/protocol.md, Preemption deadline 2 and 5.
     """
 
@@ -125,8 +132,12 @@ class PreemptionClock:
 
 # --- session ----------------------------------------------------------------------------------------------------------
 
-# Sent again on every new connection.
+# Sent again on every new connection: they still hold. Other messages are not, since neither side can tell which of them
+# a broken connection has lost: the coordinator stops the view of a returning worker, and asks.
 REPEATED = (m.Ready, m.LeaveRequest, m.ScriptFailed, m.DataUnavailable, m.Differs, m.Finished, m.NotFinite)
+# Before one of these, heartbeats carry all lines of metrics: it may be the worker's last message, or end its time as
+# rank 0. A switch is reported when the last step before it has its line. The writer of the last checkpoint sends its
+# lines, whoever was rank 0.
 LAST = (
     m.NotFinite,
     m.ScriptFailed,
@@ -135,7 +146,7 @@ LAST = (
     m.Finished,
     m.Switched,
     m.Saved,
-)  # all lines of metrics are sent before one of these
+)
 MORE_BEATS = 9  # heartbeats that may follow one that can't carry all lines: a script may log thousands a second
 FIRST_S = 20.0  # limit for the first contact: the coordinator may be restarting, or thawing
 SILENT_FRACTION = 0.6  # how long a connection may be silent, as a fraction of the heartbeat timeout
@@ -381,6 +392,10 @@ class Session:
 
 
 def _sendable(message: m.Message) -> m.Message:
+    """Return `message`, or the failure of the script if the coordinator would close the connection over its size.
+
+    The worker, and any replacement, would send the same again. So the run ends with the reason, and its state is saved.
+    """
     try:
         return m.sendable(message)
     except UsageError as error:

@@ -126,8 +126,10 @@ class WorkerStateMachine:
     """The state machine of one worker; the module's head says why its callers cannot race.
 
     Attributes:
-        phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume`),
-            "left" its last view gracefully, or "out" of the run.
+        phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume` or
+            `ViewWithdrawn`, which make it a member or a candidate), "left" its last view gracefully (it answers `Stop`
+            too; `Resume` makes it a member if only leaving workers remain), or "out" of the run (`Goodbye`,
+            `JoinRefused`).
         view: the view that it is in, None before the first.
         pending: the proposed view, None if there is none.
         prepared: the number of the newest proposed view whose connections this worker has opened, 0 for none.
