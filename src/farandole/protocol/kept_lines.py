@@ -4,7 +4,9 @@ Every worker keeps them, since any may become rank 0 and have to send what the o
 are dropped, so there are few of them as long as there is a coordinator. What is under way on a connection that breaks
 is sent again on the next one, from where the coordinator's Welcome says. Invariant: no line is lost silently; beyond
 `KEPT_LINES` lines, further ones are counted in one line in their place, which becomes the event `lines lost`.
-Argument: docs/protocol.md, Metrics lines (the last paragraph).
+The coordinator notices a gap in the lines' numbers when it writes the next one: rank 0 may die beside a worker that has
+just joined.
+Argument: docs/protocol.md, Metrics lines.
 """
 
 from __future__ import annotations

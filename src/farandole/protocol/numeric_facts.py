@@ -5,8 +5,8 @@ with the settings that affect it. Version names are reported, and decide nothing
 run can be moved to another image host by host. Decoded data is compared where both have loaded a decoder. The libraries
 by which a dataset decodes are compared by name and version, for no fixed picture stands for all.
 
-    same    a worker that differs is refused, with the name of what differs
-    any     it is admitted, and an event marks the step from which results are not reproducible
+    same, portable    a worker that differs is refused, with the name of what differs
+    any               it is admitted, and an event marks the step from which results are not reproducible
 
 Code, data and shapes are not numerics: they are compared whatever `--bits` is (`difference.py`).
 See docs/protocol.md, Admission.

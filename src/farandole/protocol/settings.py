@@ -41,6 +41,9 @@ class Exports(msgspec.Struct, frozen=True, kw_only=True):
 # that the pools before it do not claim. It claims its capacity, and at least its present workers. Without a total
 # (`--workers` left out) each pool is asked for all that it can have. `farandole scale --pool` and `farandole release`
 # fix the number of a pool; the others share the rest.
+# So a preferred pool without capacity is still asked while the next ones fill its place, and they make workers leave
+# only when it has capacity again. Until a pool has reported its capacity, and while its hosts are on their way, it
+# claims all that it is asked for; so at a run's beginning no other pool is asked in its place.
 # See docs/protocol.md, Pools.
 
 

@@ -4,6 +4,11 @@ Pure: whole lines in, a value out. Of the steps' lines it reads only the newest 
 for a run that is on, over, killed, resumed or rehearsed, and covers what its lines cover. Invariant: the classes of a
 worker add up to its time, and the workers' times to that of the run. Workers without a line are named, and their
 unknown time is in no sum.
+A process is known by its `StartingEvent`; one whose sums have shrunk is another of the same name. If the coordinator
+was killed before it wrote the final line of a worker, the time from the newest line to its loss or departure is `lost`,
+or `end` if it left. The second computation of a step, after the state was lost or the run was started once more, is
+`again`: of the steps between two lines of a worker in proportion, since a line names its step and not the time of each.
+That concerns only workers that came after, since those that held the state are gone.
 Argument: docs/protocol.md, Account 1-4.
 """
 

@@ -2,6 +2,11 @@
 
 Invariant: the classes of a worker add up to the time from the start of its process until the run dismissed it. Nothing
 else depends on these figures. They hold no wall time: a clock that jumps moves lines, never durations.
+Reports are sums since the process began, by the worker's own monotonic clock. So a lost heartbeat loses nothing, nor
+does a killed coordinator: the next one gets them whole. A run whose processes are all killed is known up to its newest
+line. A restarted coordinator has not seen the first reports of workers; a reader of the lines has. The rates of the
+links (`protocol/link_speed.py`) are of the newest reports only, and a restarted coordinator computes them from the next
+ones.
 Argument: docs/protocol.md, Time accounting 1-5.
 """
 
@@ -67,14 +72,21 @@ def _is_possible(record: ReportedTime, links: Sequence[LinkUse]) -> bool:
 
 
 def _plausible(record: ReportedTime, reported: tuple[int, ...], now: float, *, late_s: float) -> bool:
-    """Return True if no class has shrunk, and their sum has not grown faster than the clock, with `late_s` allowed."""
+    """Return True if no class has shrunk, and their sum has not grown faster than the clock, with `late_s` allowed.
+
+    A report beyond this is ignored and the one before stands: a liar gains only `lost`. Time before the first report is
+    at most `EARLY_S`.
+    """
     grown_us = sum(reported) - record.first_us
     shrinks = any(new < old for new, old in zip(reported, record.reported, strict=True))
     return not shrinks and grown_us <= (now - record.first_at + late_s) * MICRO
 
 
 def tick(state: CoordinatorState, now: float) -> None:
-    """Write the times that are due, and the last ones of removed workers. Call it a few times a second."""
+    """Write the times that are due, and the last ones of removed workers. Call it a few times a second.
+
+    Lines are rarer with many workers, so they grow no faster than with a hundred.
+    """
     removed = tuple(worker for worker in state.reported_times if worker not in state.workers)
     due = now >= state.times_due
     if due:
@@ -89,7 +101,11 @@ def close(state: CoordinatorState) -> None:
 
 
 def _write(state: CoordinatorState, workers: Iterable[str], *, ended: tuple[str, ...], now: float) -> None:
-    """Write the new times of `workers`, and the last times of `ended` workers, which are forgotten."""
+    """Write the new times of `workers`, and the last times of `ended` workers, which are forgotten.
+
+    For a worker that is gone the time since its last report is added, by the coordinator's monotonic clock: to `end` if
+    it left gracefully or the run is over, else to `lost`.
+    """
     times = state.reported_times
     new = [worker for worker in workers if worker not in ended and sum(times[worker].reported) > times[worker].written]
     if not new and not ended:
@@ -138,6 +154,10 @@ def worker_time(
 #
 # A trace at the coordinator: which workers were asked for their next steps, and what has arrived. It decides nothing
 # about the run. Invariants: one trace at a time, and what is kept is bounded.
+# A trace is on while a worker owes its part and somebody still looks. Answers are in no durable state: a restarted
+# coordinator knows none, and an answer to another number is ignored. Later joiners are not in the trace; a worker on a
+# new connection is asked again and answers the same again. Each worker has an even part of `TOTAL`, but at least
+# `LEAST`; one that sends more breaks the protocol. Answers are kept as bytes, a tenth of the objects.
 # Argument: docs/protocol.md, Traces 1-3.
 
 LEASE_S = 10.0  # a trace is dropped after this time without a look

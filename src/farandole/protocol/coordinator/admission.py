@@ -3,6 +3,8 @@
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
 worker of a pool brings. A faster external worker waits for that one. Otherwise the run's own worker could be refused
 for differing from an external one. `--bits` decides about a worker that differs in numerics alone (numeric_facts.py).
+A worker that differs in code is refused unless `--other-code` is given. Code, data and shapes are compared whatever
+`--bits` says.
 See docs/protocol.md, Admission.
 """
 

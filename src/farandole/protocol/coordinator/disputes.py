@@ -48,6 +48,9 @@ def may_accuse(state: CoordinatorState, worker: str, view: int, peer: str) -> bo
 def denied(state: CoordinatorState, message: m.Suspect) -> bool:
     """Return True if the accused went on during the reported wait. Heartbeats may be late.
 
+    The accused one's rounds deny a stall: a member that waits in a round holds its peers there, so if they have gone on
+    two rounds within the wait, nobody waited.
+
     See docs/protocol.md, Accusations 3.
     """
     within = message.waited_s - state.settings.heartbeat_timeout_s
@@ -56,6 +59,10 @@ def denied(state: CoordinatorState, message: m.Suspect) -> bool:
 
 def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
     """Return the worker at the end of the chain of waits that begins at `worker`; in a circle, `worker`.
+
+    A worker that waits for one that waits itself has found no cause, since traffic between hosts passes through others.
+    So a stall is accepted only against a worker that does not report to wait for another. In a circle each is accepted:
+    one in it is wrong.
 
     See docs/protocol.md, Accusations 3.
     """
@@ -70,7 +77,11 @@ def waited_for(state: CoordinatorState, worker: str, view: int) -> str:
 
 
 def give_benefit(state: CoordinatorState, worker: str) -> None:
-    """Count that `worker` won against one other by its standing alone. See docs/protocol.md, Accusations 4."""
+    """Count that `worker` won against one other by its standing alone. See docs/protocol.md, Accusations 4.
+
+    Without a limit a wrong long-standing worker would remove later ones, one after another. It has `BENEFITS`, then one
+    in `BENEFIT_S` seconds. With none left it is the common factor, and goes itself.
+    """
     state.benefits.draw(worker, state.clock)
 
 
@@ -82,6 +93,9 @@ def benefits_used_up(state: CoordinatorState, workers: Iterable[str]) -> set[str
 def returns_too_often(state: CoordinatorState, worker: str) -> bool:
     """Count a reconnection of `worker`. Returns True if it reconnects too often.
 
+    A connection that breaks and returns stops the view and takes no worker out, so it has this limit: `RETURNS`, and
+    one more in `RETURN_S` seconds. A worker beyond it can't keep its connection and is removed.
+
     See docs/protocol.md, Accusations 6.
     """
     state.returns.draw(worker, state.clock)
@@ -90,6 +104,9 @@ def returns_too_often(state: CoordinatorState, worker: str) -> bool:
 
 def witnesses(state: CoordinatorState, stalls: Collection[str], answered: Collection[str]) -> dict[str, set[str]]:
     """Return, for each worker that others wait for, the workers whose heartbeats confirm it.
+
+    For a stall all others confirm, since a round needs each of them. Where no other is there, the accused one's own
+    heartbeat counts: if all others wait and it does not report a wait, they wait for it.
 
     See docs/protocol.md, Accusations 3.
     """
@@ -113,6 +130,10 @@ def convict(
     spent: Collection[str] = (),
 ) -> tuple[Conviction, ...]:
     """Return the workers to evict so that no broken pair remains. See docs/protocol.md, Accusations 2 to 5.
+
+    Members exchange with each other, so the cause is in several pairs. A worker that accuses several that have no
+    complaint about each other goes itself. Of one word against one the later worker goes, whoever reported first. The
+    recorded reason of a worker that goes has all accusations in its pairs, since each of them counts.
 
     `accusations` are pairs of an accuser and an accused. `answered` are the workers that have answered the stop, the
     longest-standing first, and `synced` those that hold the state. `spent` cannot win by their standing any more.
@@ -150,6 +171,11 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
 # What all holders of the state see in the same step (a loss that is not finite, replicas that differ, the round in
 # which members switched to a view). Invariant: with three or more holders, such a report counts only once two have made
 # it of the same step; until then nothing is stopped for it.
+# A loss is the same number everywhere, and the commit messages of a round that differ are the same for all. Nobody ends
+# a round with differing commit messages or goes on beyond a loss that is to end the run, and each holder repeats its
+# report on a new connection. A round that one report names is redone at any other stop and compared again, or those of
+# the round after it are compared by a worker that is ahead. The others that could confirm it may die: with fewer than
+# three holders one report counts.
 # Argument: docs/protocol.md, Corroboration 1-7.
 
 KEPT_FACTS = 100  # facts whose reports are remembered
@@ -203,7 +229,10 @@ def _passed_step(state: CoordinatorState, holders: list[str]) -> int:
 
 
 def _contradicts_longest_standing(holders: list[str], message: Shared) -> bool:
-    """Return True if the report takes the side of one worker against the longest-standing one, whose replica counts."""
+    """Return True if the report takes the side of one worker against the longest-standing one, whose replica counts.
+
+    Of two replicas that differ, the longest-standing worker's is right.
+    """
     if not isinstance(message, m.Differs):
         return False
     agreeing = [worker for worker in holders if worker not in message.workers]
@@ -221,7 +250,7 @@ def disputed(state: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple
     """Return an unconfirmed report that the replicas differ in the newest round, with its reporters; None if none.
 
     `reports` are the answers of all holders of the state to a stop. A reporter that is behind another worker is
-    disproved by it, since no worker can end such a round.
+    disproved by it, since no worker can end such a round, and replicas of two rounds are not compared.
     """
     last = max((report.round for report in reports.values()), default=0)
     for claim in state.corroborations.values():
@@ -272,6 +301,11 @@ def outvoted(
 ) -> tuple[Outvoted, ...]:
     """Return the workers to evict so that no two reports contradict each other.
 
+    Those that agree outvote one, and a value that is far off contradicts everybody. A worker that is wrong by a single
+    round may cost later ones their places, a few times (`give_benefit`); it never costs two at once. Not judged, since
+    nobody could tell: how far all of them are (a round may take a microsecond, so time is no bound), and the bits that
+    they hold.
+
     `reports` begin with the longest-standing worker's. `proposed` is the view that was proposed at the stop. `spent`
     cannot win by their standing any more.
     """
@@ -311,7 +345,17 @@ def _alike(reports: Mapping[str, Stopped]) -> list[str]:
 
 
 def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None) -> str:
-    """Return why two reports cannot both be true, "" if they can. Both workers hold the state."""
+    """Return why two reports cannot both be true, "" if they can. Both workers hold the state.
+
+    Only the proposed view or a decision makes a member forget that it is prepared, so one that is still in the older
+    view reports it. A member enters a view and begins its round at once: no member of the older view has begun there
+    the round that others entered in the newer one. If both have begun it with different calls, or a leaving worker
+    entered it and left, there may be two scripts, which Same calls tells; but then the one in the older view has not
+    begun a training step, since all members switch to an agreed view before their next one. A worker that is not in the
+    newer view is leaving and was left behind by agreement; it never goes ahead. A worker beyond a round that cannot end
+    contradicts those that have seen that. Only answers to the stop count for this: an earlier report of a difference
+    may be of a round that was redone since.
+    """
     if ones.view is None or others.view is None:
         return ""
     if ones.view.number > others.view.number:
@@ -342,6 +386,13 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
 # All workers hold the same replica, bit for bit. A difference shows in the commit messages of a round, which then never
 # ends, or in the fingerprints at the end. The first `Differs` makes a failed ending; then all holders of the state are
 # asked for digests, the majority counts (in a tie the longest-standing worker), and suspects are named.
+# `Differs` is sent on one ordered connection, and again on each new one, before the answer to a stop. A worker that
+# answered before the last commit message came has not looked: then the round is redone and compared again, or it is
+# committed and those of the next step are compared. What an odd worker that died has added to the gradients stays, if
+# nobody had all commit messages. A worker that dies meanwhile is not waited for, and nobody trains any more once the
+# ending is decided. A restarted coordinator finds the ending in its journal, or hears `Differs` again, in either case
+# before the answers to its stop. The state is saved as `after-step-N`, since nobody can tell for how long it has
+# differed. At the end the fingerprints of finished workers are compared in the same way.
 # Argument: docs/protocol.md, Replicas that differ 1-7.
 #
 #     on_replicas_differ      the ending, and the event
@@ -360,7 +411,11 @@ def on_replicas_differ(state: CoordinatorState, odd: tuple[str, ...], where: str
 
 
 def on_drifts(state: CoordinatorState, message: m.Drifts) -> None:
-    """Record with `--bits any` that replicas differ. All members report it, and the first report counts."""
+    """Record with `--bits any` that replicas differ. All members report it, and the first report counts.
+
+    Unlike machines drift apart, which ends nothing. It is reported in the first such step and each time the number of
+    such steps has doubled; at the end the longest-standing worker's state is saved.
+    """
     if state.settings.bits == "any" and message.step > state.drifted_step:
         state.drifted_step = message.step
         state.record(events.DriftingEvent(workers=message.workers, step=message.step, times=message.times))
@@ -419,6 +474,8 @@ def _compare(state: CoordinatorState, ending: Ending) -> None:
 def _of_one_step(state: CoordinatorState, ending: Ending, answers: Mapping[str, m.Digests]) -> Mapping[str, m.Digests]:
     """Return the answers that can be compared: those of the step that most workers name, in a tie the longest-standing.
 
+    One false `Differs` also stops a view in which members are a round apart.
+
     A holder of the state can be behind: a leaving worker that the others go on without, or one that has not seen the
     end of the last round. Its replica is equal to theirs as it was. At the end of the scripts all are at the last step.
     """
@@ -431,6 +488,13 @@ def _of_one_step(state: CoordinatorState, ending: Ending, answers: Mapping[str, 
 def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
     """Return the workers that explain all differences if they alone are wrong; () if there are none.
 
+    They are a worker without which all answers are equal, and a member whose part is the only one that differs. Two
+    workers explain each other's difference. With three or more, one odd replica that differs in one member's part
+    leaves two suspects, and nobody can tell; two odd ones there leave the member. A worker that lies in its answer is a
+    suspect itself, since all are equal without it. A difference that is elsewhere too (clipping by a norm, an optimizer
+    that mixes elements, buffers, members of a host or a zone that hand on what another one sent) has no such suspect:
+    only the odd ones are named. No replica is known to be right then.
+
     See docs/protocol.md, Replicas that differ 7.
     """
     values = {worker: (answer.names, answer.digests) for worker, answer in answers.items()}
@@ -442,6 +506,12 @@ def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
 
 def _makers(answers: Mapping[str, m.Digests], values: Mapping[str, Hashable]) -> Iterator[str]:
     """Yield, for each view in the answers, the member whose part is the only one that differs.
+
+    Each member sums a part of the gradients for all; one that sends a wrong sum to one other makes that one odd. An
+    update makes an element and its moments from the sums of that element. So the difference is in the part of the wrong
+    sum's maker and nowhere else, as long as it lasts: the odd worker's own gradients go into sums that all have alike.
+    It is no older than the rotation of the step digest, so the answers cover each view that has made an update since
+    then.
 
     A worker that was not in that view has the state of one that was.
     """
@@ -515,6 +585,13 @@ class Verdict:
 def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
     """Return which workers are wrong, from the answers to a stop.
 
+    A joiner whose replica differs is refused although a worker may have sent it wrong sums, which nobody can tell; its
+    reason says so. If one side of a comparison is lost, the round is redone, since what that side computed is in the
+    sum that all hold, and others compute its shards. If the checker is lost, another member checks the holder's shards,
+    since the first may have found a difference before it went. If the lost one has ended the round, no result differed,
+    and the redone round has the same sum. Of two members that differ, what the wrong one computed before this round
+    stays, since nobody knows since when it is wrong; its host is not asked for again (`wrong_hosts`).
+
     `reports` are the answers of the holders of the state, that of the longest-standing worker first. `failed` are the
     joiners whose replica differs from the others', with the step in which it was seen.
     """
@@ -566,6 +643,13 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
 def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
     """Return True if all workers that differ are joiners that entered at most `TRIAL` steps before.
 
+    The step digest covers what a joiner's own updates come to, a part in each step and all of it in
+    `DIGEST_CYCLE_STEPS`. The round is redone without the joiner, also if it is gone already, since what it computed in
+    it came from another state. What it computed in the steps just before stays, if it differed in a part not covered
+    then: the price of covering a part. Later, replicas that differ end the run. If the run is to end at the same stop
+    for another reason, a checkpoint of the others' state is saved: their replicas are equal as far as the digests show,
+    and the run would have gone on with them.
+
     See docs/protocol.md, Recomputation 4.
     """
     entered = [state.workers[worker].entered if worker in state.workers else -1 for worker in message.workers]
@@ -574,7 +658,10 @@ def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
 
 
 def unchecked(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
-    """Return the workers that need an admission check in the next view. `commit` means that the round has ended."""
+    """Return the workers that need an admission check in the next view. `commit` means that the round has ended.
+
+    A check that is open when the view is stopped is due in the next one: the round in which it was due has not ended.
+    """
     compared = {
         w for w, report in reports.items() if commit and (report.own_results.shards or report.check_results.shards)
     }
@@ -583,6 +670,9 @@ def unchecked(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...
 
 def carried(state: CoordinatorState, stay: Iterable[str]) -> tuple[str, ...]:
     """Return the workers in `stay` whose admission check may not have happened yet.
+
+    Only a step can check, so a joiner that comes while the run idles below its minimum waits for the first step. Until
+    that is known to be over, each view names it again, which costs one shard.
 
     See docs/protocol.md, Recomputation 8.
     """
@@ -611,6 +701,9 @@ def _digests_by_holder(at_last: Mapping[str, Stopped], holder: str, report: Stop
 def _checks(other: Stopped, holder: str, report: Stopped) -> bool:
     """Return True if `other` has results for shards of `holder`, of the step of the holder's `report`.
 
+    Honest workers in one round compute one step. If two report results of different steps, one of them reports a round
+    that it is not in: their results say nothing about each other, and the round is redone.
+
     See docs/protocol.md, Recomputation 7.
     """
     return other.check_results.owner == holder and other.step == report.step
@@ -618,6 +711,9 @@ def _checks(other: Stopped, holder: str, report: Stopped) -> bool:
 
 def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
     """Return True if a comparison that `worker` knows of is impossible, because a side of it is lost.
+
+    Both sides may be gone while a third worker holds the sum. So each answer names all workers that are compared in its
+    round, which every member knows.
 
     `worker` need not be one of the two. See docs/protocol.md, Recomputation 7.
     """

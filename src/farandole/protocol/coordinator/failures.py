@@ -2,7 +2,8 @@
 
 A crash loop is a run that always dies at the same place, or joiners that die as soon as they enter. A loss counts only
 if nobody has got beyond the step of the last counted one; `FATAL` in a row end the run, or the start of replacements.
-All counts are in the journal, except when the last counted loss was and who was there.
+All counts are in the journal, except when the last counted loss was and who was there: for a restarted coordinator the
+next loss is a new one. Workers that leave for lack of data count in no row.
 Argument: docs/protocol.md, Crash loops 1-8.
 
 This module counts deaths and ends the run for them. What the view does without a dead worker is decided in
@@ -53,7 +54,12 @@ NOT_ITS_OWN = (
 
 
 def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
-    """Record that a member reports `step`. With three or more members, another must be about as far."""
+    """Record that a member reports `step`. With three or more members, another must be about as far.
+
+    The step comes from heartbeats, `Switched` and `Stopped`, so it may be one heartbeat old if nobody was left to
+    report. With much shorter steps it may seem to grow although the run dies at one place. That place does not move, so
+    this can't last for ever.
+    """
     state.steps[worker] = max(step, state.steps.get(worker, -1))
     if step > state.reached:  # once a step, and not with each heartbeat: it looks at all members
         members = state.members()
@@ -66,6 +72,10 @@ def note_progress(state: CoordinatorState, worker: str, step: int) -> None:
 
 def count_death(state: CoordinatorState, worker: str, reason: str, *, entered: int) -> None:
     """Count the death of `worker`, which was a member and was not asked to leave.
+
+    It counts as a loss if the process ended by its own doing. SIGKILL may be a person, a spot market or the kernel. If
+    the step lacks memory, the survivors inherit that and die too, until it is everyone's loss. Workers with a notice
+    and evicted ones were asked to go.
 
     `entered` is the step in which it entered as a joiner of a pool; -1 for founders and external workers.
     """
@@ -95,6 +105,11 @@ def on_all_lost(state: CoordinatorState, cause: str) -> None:
 def on_startup_failure(state: CoordinatorState, worker: str, pool: str) -> None:
     """Count a death of `worker` before it was a member. Its pool must not try for ever.
 
+    Such a worker reaches no step, so no other count includes it. A broken image of one pool says nothing about other
+    pools. The run's own pool is needed to begin, so it ends a run that has no view. Another pool ends the run only if
+    all pools together would be asked for fewer than the minimum. A join from the pool resets its count, and so does
+    `farandole scale`.
+
     See docs/protocol.md, Crash loops 8.
     """
     if state.ending or state.over:
@@ -122,6 +137,12 @@ def on_joined(state: CoordinatorState, workers: Collection[str]) -> None:
 def on_refused(state: CoordinatorState, worker: Worker, reason: str) -> None:
     """Count the refusal of `worker` as a candidate, or as a joiner that differs from the run.
 
+    A refused joiner costs the others the same recovery as one that dies, and its replacement runs the same script.
+    Refusals count one by one: an accident may take several workers at once but refuses nobody. They count however long
+    the joiner was in: an admission check fails in the first step, a digest perhaps 300 steps later. Before the first
+    view the row ends the run, which could never begin. Different numerics at the request to join belong to the host:
+    its pool leaves it alone, others may have what the run needs, and it counts as any end before the first step.
+
     See docs/protocol.md, Crash loops 6.
     """
     if not worker.pool or state.ending or state.over:
@@ -143,7 +164,11 @@ def _strike(state: CoordinatorState, workers: Collection[str]) -> Strike:
 
 
 def _together(state: CoordinatorState, strike: Strike, workers: Collection[str]) -> bool:
-    """Return True if the present loss of `workers` may have the same cause as `strike`."""
+    """Return True if the present loss of `workers` may have the same cause as `strike`.
+
+    One event that takes everybody counts once, not once a worker; the same goes for joiners. A worker that came later
+    was not struck by it, however soon it dies: a replacement may start and die in less than `TOGETHER_S`.
+    """
     return state.clock - strike.at < TOGETHER_S and not strike.present.isdisjoint(workers)
 
 
@@ -161,7 +186,13 @@ def _count(state: CoordinatorState, workers: Collection[str], reason: str) -> No
 
 
 def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: int) -> None:
-    """Count the death of a joiner if it happens within `TRIAL` steps of its entry."""
+    """Count the death of a joiner if it happens within `TRIAL` steps of its entry.
+
+    Such a death costs the others a recovery and no more: they progress in between, so it never counts as a loss without
+    progress. Five in a row with no surviving joiner among them: something in their pool kills them. `farandole scale`
+    restarts the count. External workers are not counted: nobody replaces them, and their survival says nothing about
+    pools.
+    """
     if state.reached - entered > JOINER_TRIAL_STEPS:
         state.crash_loop = msgspec.structs.replace(state.crash_loop, joiners=0)
         return
@@ -237,6 +268,12 @@ def _no_replacements(state: CoordinatorState, reason: str) -> None:
 # Workers whose host can't get them the data: a full disk, an unreachable store, a damaged copy. That is the host's
 # fault, so such a worker leaves as if it had died. Invariant: the last holder of the state never leaves for it; there
 # the run ends, saved.
+# Such a worker computes nothing any more; its memory stands still. It reports before its answer to any later stop, on
+# one ordered connection, and again on each new one, so a coordinator that was restarted in between knows it too. The
+# others need of it what they need of a dead worker, nothing. Where the run ends anyway, it is like any other and may be
+# the one that saves. After others have finished, what they hold is the final state, and it is not waited for. A bad
+# host costs the others at most one recovery in the time for which its pool leaves it alone (twice as long each time, up
+# to 10 min), and is used again once it is well.
 # Argument: docs/protocol.md, Data unavailable 1-7.
 #
 #     stop_for_data           whether the view is to be stopped for such a worker
@@ -252,7 +289,12 @@ REMEDY = (
 
 
 def stop_for_data(state: CoordinatorState) -> str:
-    """Return the reason to stop the view now because a participant cannot get the data, "" if there is none."""
+    """Return the reason to stop the view now because a participant cannot get the data, "" if there is none.
+
+    If those without data are sending the state to joiners, as in a first view, heirs are about to exist: the view is
+    not stopped before one does, or a worker is lost. Loading the state needs no data. But a worker that has not entered
+    the joiners' view when it reports never will: then there is nothing to wait for.
+    """
     if state.stopping or state.savers:
         return ""
     without_data = [worker for worker in state.participants() if state.workers[worker].data_unavailable]
@@ -268,6 +310,9 @@ def stop_for_data(state: CoordinatorState) -> str:
 
 def leavers_for_data(state: CoordinatorState, reports: Mapping[str, Stopped], failed: Collection[str]) -> list[str]:
     """Remove the workers that have answered a stop and cannot get the data, and return them.
+
+    An heir is another synced member of the newest view that has answered and has data. A worker out of reach that was
+    given up is no heir; nor is a leaving one, which may be rounds behind.
 
     No worker is removed if the run ends, which it also does if no other worker can take the state over. `failed` are
     joiners that are refused.
@@ -308,7 +353,11 @@ def release_without_data(state: CoordinatorState, worker: str) -> None:
 
 
 def no_data_anywhere(state: CoordinatorState, newest: str) -> str:
-    """Return why the run cannot begin, "" if it can. `newest` has just reported that it cannot get the data."""
+    """Return why the run cannot begin, "" if it can. `newest` has just reported that it cannot get the data.
+
+    Before the first view nothing is lost, and a worker without a part costs only itself. But perhaps no host has the
+    data: the run ends when as many in a row as are wanted have reported so, and no other worker is there.
+    """
     others = any(not worker.data_unavailable for worker in state.workers.values())
     enough = min(max(state.wanted, 1), state.settings.startup_failures)
     if state.view or state.proposed or others or state.data_failures < enough:
@@ -327,6 +376,11 @@ def _reasons(state: CoordinatorState, workers: list[str]) -> str:
 # Heartbeats come, and the training does not move. An event names the members that do not wait for others, and asks them
 # for the stacks of their threads. Nobody is evicted for it. A requested end of the run becomes a recovery if
 # the current step does not end.
+# Evaluations and steps of many shards make progress; a compilation, a validation in the loop body or a hang does not.
+# The event is repeated after twice the time, and so on. The connection's thread writes the stacks, whatever the other
+# threads do. It also answers the stop of that recovery, and a holder of a whole step's state saves it, first those that
+# do not hang. If all are between two steps by their heartbeats, what could be saved belongs to neither step, and
+# nothing could go on from it. It may be a validation that ends.
 # Argument: docs/protocol.md, Stalls 1-6.
 
 BETWEEN_STEPS_FACTOR = 10  # times as long before the requested end of a run between two steps is cut short

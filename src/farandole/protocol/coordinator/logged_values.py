@@ -3,7 +3,9 @@
 metrics.jsonl has the lines of rank 0. Every worker calls `run.log` with the same values, unless the script computes one
 from its own micro-batches only, such as a Python sum in the inner loop: then rank 0's value is a part of the true one.
 The other workers send their newest lines with their heartbeats, and a value that differs becomes the event
-`values differ`, once for each name. It is a warning only: a script may log its own time of a step.
+`values differ`, once for each name. It is a warning only: a script may log its own time of a step. The other
+workers also send their lines before their last message. What is kept is bounded, and forgotten when the run continues
+from a checkpoint.
 """
 
 from __future__ import annotations

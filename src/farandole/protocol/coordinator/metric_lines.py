@@ -3,6 +3,11 @@
 Lines go to metrics.jsonl in order, each once; so one of a step far ahead would silence all that follow. Invariant: no
 line is lost silently. Lines are numbered without gaps; what is missing, or beyond the bound on waiting lines, becomes
 the event `lines lost`. Whether the values of an honest step are true, nothing here can tell.
+Where one sender follows another, the reports of the new one confirm the waiting lines of the old one, up to its own
+step. Then come its own lines, without those up to the newest written one. Waiting lines are bounded; honest workers
+stay far below, since the other members report or are lost within the heartbeat timeout. A line is acknowledged a moment
+before it is written. If the coordinator is killed in between, the worker still has it, since a worker forgets a line
+only with the next acknowledgement.
 Argument: docs/protocol.md, Metrics lines 1-4.
 """
 
@@ -25,6 +30,12 @@ WAITING = 20 * m.MAX_LINES  # pending lines of one sender: twenty full heartbeat
 
 def on_heartbeat(state: CoordinatorState, worker: Worker, beat: m.Heartbeat) -> None:
     """Record the step and the lines of a heartbeat.
+
+    Lines count from rank 0 of a view in force, on its way in or out, and from the writer of the last checkpoint: if a
+    rank 0 that leaves dies before it reports the switch, that writer has the same lines and sends them before it
+    reports the save, and the run is not over before they have come. Lines from others are dropped. One exception: a
+    heartbeat that left before its sender heard of a recovery. If the sender is in the new view, it is rank 0 there too,
+    for recoveries keep the order; if not, another rank 0 has the same lines.
 
     Lines after the run's end are dropped: a worker sends all of its lines before it reports its end, and a step's line
     after the run's last one would tell readers that the run goes on.
@@ -103,7 +114,12 @@ def _compare(state: CoordinatorState, differences: Iterator[events.ValuesDifferE
 
 
 def _reach(state: CoordinatorState, sender: str) -> int:
-    """Return the furthest step that another worker has reported; without others, that of `sender`."""
+    """Return the furthest step that another worker has reported; without others, that of `sender`.
+
+    A worker that has ended a step had the commit messages of all members, so all of them are in that step or beyond,
+    and their next heartbeat, `Switched`, `Stopped` or `Finished` says so. A member that entered later has reported a
+    later step.
+    """
     others = [w.step for w in state.workers.values() if w.id != sender and _counts(state, w)]
     return max(others, default=state.workers[sender].step)
 

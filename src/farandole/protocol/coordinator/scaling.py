@@ -33,6 +33,9 @@ T = TypeVar("T")
 #
 # Which pool a worker belongs to. Invariant: a worker's id begins with its pool's mark, so an id shows its pool in
 # messages, logs and commands. The run's own pool has the empty mark, any other one NAME-.
+# A pool learns its mark from the roster before it starts a worker, so nothing is translated. It gets reports about its
+# own workers only, and what it reports about others is ignored. Which pool has started a worker is known from the
+# worker's own report alone.
 # See docs/protocol.md, Pools.
 
 _POOLS = re.compile(r"(?:.*-)?w(\d+)")  # the names that `worker_id` gives
@@ -58,6 +61,8 @@ def pool_mark(state: CoordinatorState, pool: str) -> str:
 
 def offered_id(state: CoordinatorState, hello: Hello) -> str:
     """Return the ID that an unknown worker requests; "" if it requests none that it may have.
+
+    A worker that no pool has started may bring a name, but none that a pool or the run gives.
 
     A worker that reconnects (its `attempt` is larger than 1) sends its earlier ID.
     """
@@ -88,7 +93,11 @@ def owns(state: CoordinatorState, pool: str, worker: str) -> bool:
 
 
 def pool_refusal(state: CoordinatorState, hello: Hello, connected: Iterable[Hello]) -> str:
-    """Return why the connection of a pool is refused, "" if it is accepted. `connected` are the connected pools."""
+    """Return why the connection of a pool is refused, "" if it is accepted. `connected` are the connected pools.
+
+    Two pools of one name can't be told apart, so the second one is refused. `farandole run` tells the coordinator the
+    name and process of its own pool before any worker can come; no other process is taken for it, present or not.
+    """
     own = state.settings.pool
     if not hello.pool:
         return "the pool has no name: give it one"

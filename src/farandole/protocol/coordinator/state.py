@@ -325,6 +325,9 @@ class Ending(msgspec.Struct, kw_only=True):
 # How fast the workers are, and whether other shares of a step's shards would make its steps shorter. Invariants: shares
 # change time and no bit; while the distributions of measured times stay the same, no shares come twice; where the times
 # depend on the shares, an oscillation costs one window in ever longer periods.
+# To change the shares the coordinator proposes a view with the same members and other shares, over the standing
+# connections. The members switch to it like at a join, at the same step for all. The shares of the view in force only
+# say how the next round is assigned.
 # Argument: docs/protocol.md, Shares by speed 1-6.
 
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
@@ -373,6 +376,10 @@ class Relegation:
 class Speeds:
     """The measured speeds of the workers, and the next shares to propose.
 
+    A figure is the mean wall time of a worker's passes over all its shards between two heartbeats, without waits for
+    data or peers: a worker with half a core shows twice the time. One shard says little: a host held to half its time
+    computes for 50 ms and stands still for 50 ms.
+
     It lives as long as the coordinator and reads no clock.
     """
 
@@ -401,6 +408,12 @@ class Speeds:
 
     def due(self, view: View) -> tuple[int, ...] | None:
         """Return the shares to propose for `view` at the end of a window, None if a change is not worthwhile.
+
+        A window is `WINDOW` figures of each member under one view; the medians of the newest `KEPT_FIGURES` give the
+        shares. They are worthwhile if a step would take less than `WORTH` of its time, even if each worker were three
+        standard errors slower than its median under the new shares, and three faster under those in force. So plain
+        cases act at once, noisy ones later. While the distributions stay, each change lowers the time that the true
+        medians predict by more than a tenth, so no shares come twice.
 
         A second call in the same window returns None.
         """
@@ -457,7 +470,8 @@ class Speeds:
     def _believed(self, worker: str) -> Times:
         """Return the times of a worker: not faster than at its relegation while that counts.
 
-        A worker without figures has the median of the others.
+        A worker without shards can't be measured: its last figures count. A worker without figures, such as a joiner,
+        has the median of the others.
         """
         figures = list(self._figures.get(worker, ()))[-self._fresh.get(worker, KEPT_FIGURES) :]
         times = Times.of(figures or [round(median(map(median, self._figures.values())))])
@@ -465,7 +479,12 @@ class Speeds:
         return times.at_least(relegation.times) if relegation and self._windows < relegation.until else times
 
     def _relegate(self, worker: str, times: Times) -> None:
-        """Record that the worker gets fewer shards. Its patience doubles each time, up to `LONGEST`."""
+        """Record that the worker gets fewer shards. Its patience doubles each time, up to `LONGEST`.
+
+        Distributions may depend on the shares: a quota of half a core leaves full speed to a worker with work for half
+        the time. Such a worker would get its shards back, be slow, lose them, and so on. Each oscillation takes shards
+        from some worker, so it costs one window in ever longer periods.
+        """
         before = self._relegations.get(worker)
         patience = min(2 * before.patience, LONGEST) if before else RELEGATION_WINDOWS
         self._relegations[worker] = Relegation(times, patience, self._windows + patience)
@@ -492,7 +511,11 @@ def stragglers(speeds: Mapping[str, float]) -> dict[str, float]:
 #
 # The views and shard assignments that this run's coordinators have issued. A report can name only these, and each rule
 # can be checked from one worker's report alone. A worker that breaks one is removed at once, and its report is ignored.
-# Argument: docs/protocol.md, Issued views 1-4.
+# A worker alters nothing in a view that it was sent. The state that lists the view is written before it is sent, with a
+# full disk into its copy in memory. Heartbeats and reports of a worker come in order, and nothing moves while it is
+# stopped. What other workers report plays no part here: those who could contradict a report may have been removed by
+# the decision before it, so the round of a worker's newest answer is in the journal.
+# Argument: docs/protocol.md, Issued views 1-5.
 
 
 class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -517,7 +540,13 @@ class IssuedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_other_views(state: CoordinatorState, named: Iterable[View | None]) -> None:
-    """Drop the issued views that are not in `named`: no worker can be in them any more."""
+    """Drop the issued views that are not in `named`: no worker can be in them any more.
+
+    A worker whose connection broke before it heard `Resume` stays where it was, perhaps for several decisions. So a
+    view is kept as long as a report that a decision used has named it; everything older is dropped only once all have
+    switched to one view. A worker without state may have been sent out of a view without hearing so; nothing follows
+    from the view that it names.
+    """
     views = list(named)
     state.issued = [issued for issued in state.issued if issued.view in views]
 

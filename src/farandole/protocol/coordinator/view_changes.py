@@ -38,6 +38,10 @@ from farandole.protocol.view import View
 # What the workers' scripts call (a step, an evaluation, the script's end) is the same everywhere. Otherwise peers would
 # exchange messages of other sizes than expected, and Gloo would end the process. Two members that call different things
 # in one round are a fact that no delay changes: the run ends like one whose script has failed.
+# They have different scripts, or one that takes two branches: equal scripts make the same call in each round, repeated
+# or not, in any view. Reports come in any order, also old ones, and each is compared with what is known of the others.
+# They ride on heartbeats, which continue while a worker waits, or are repeated on each new connection, so none is lost
+# for good. A worker that has ended a call round has compared the numbers itself.
 # Argument: docs/protocol.md, Same calls 1-6.
 #
 #     on_round_begun   a heartbeat: this worker has begun a round
@@ -93,6 +97,10 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
 def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Difference | None:
     """Compare the call of `worker` in the previous view with those of the workers that have switched.
 
+    Example: w1 reports that it switched to view 8 in round 10, where it begins a training step. If w2 begins round 10
+    in view 7, it has another script: with a training step it would switch too. Round 11 can't begin in view 7 at all,
+    since round 10 of view 7 does not end without the commit message of w1.
+
     See docs/protocol.md, Same calls 5.
     """
     for other, round_ in state.switches.items():
@@ -131,7 +139,11 @@ def _finished(state: CoordinatorState, worker: str, message: m.Finished) -> Diff
 
 
 def _other_finishes(state: CoordinatorState, worker: str) -> list[Finish]:
-    """Return the ends of the scripts of the other workers. See docs/protocol.md, Same calls 6."""
+    """Return the ends of the scripts of the other workers. See docs/protocol.md, Same calls 6.
+
+    A worker reports the end of its script once on each connection. So each one is kept as long as its worker is in the
+    run. If only the first were kept, no end would be known when that worker is lost.
+    """
     if not state.any_finish:  # this is asked for with each heartbeat
         return []
     return [other.finish for other in state.workers.values() if other.finish is not None and other.id != worker]

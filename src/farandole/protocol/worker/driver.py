@@ -10,6 +10,8 @@ So what stands between two yields is atomic. A generator yields what comes next 
 
 So what it knows may be out of date as soon as it has yielded. That does no harm: only this driver begins rounds, and
 only `WorkerStateMachine` ends them or moves them on.
+The driver compares the `number` of its round and the view of its `exchange` with the member's. If the member's round is
+later, the round was committed meanwhile; if only the view is another, the round is repeated.
 Argument: docs/protocol.md, Driver 1-6.
 """
 
@@ -160,7 +162,11 @@ class ExchangePort(Protocol):
         ...
 
     def release_peers(self) -> None:
-        """Send the messages that the abandoned round still owes its peers; their contents do not matter."""
+        """Send the messages that the abandoned round still owes its peers; their contents do not matter.
+
+        Called when the next exchange opens. By then every live worker has abandoned the old one, since the coordinator
+        had all answers to its stop before it said how to go on, or this worker has left gracefully.
+        """
         ...
 
 
@@ -192,7 +198,11 @@ class Port(Protocol):
         ...
 
     def workers(self, step: int, begun: int) -> int:
-        """Return how many workers count as having begun `step`, if `begun` really have."""
+        """Return how many workers count as having begun `step`, if `begun` really have.
+
+        `begun` is the size of the first set of the lineage. All members share that set, also one that begins the round
+        late, in a smaller view.
+        """
         ...
 
     def take_up(self, content: Any, shards: int, step: int) -> None:
@@ -381,7 +391,10 @@ class Driver:
             self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
-        """Return the shards that are assigned to this worker and not computed yet."""
+        """Return the shards that are assigned to this worker and not computed yet.
+
+        After a change of the view these are the inherited ones: what this worker has computed stays.
+        """
         mine = self.lineage.assign(self.shards).get(self.member.worker, ()) if self.shards else ()
         return tuple(shard for shard in mine if shard not in self.computed_shards)
 

@@ -34,6 +34,10 @@ from farandole.protocol.view import CommitMessage, Lineage, View, agreed_switch,
 #
 # Replicas that drift apart, where `--bits any` allows it: every `EVERY` steps, members that differ from the
 # longest-standing one load its state again. Invariant: all members of a view know alike which ones are due, and when.
+# The state is that of the step's beginning; it arrives before its receiver computes anything of the step. If the view
+# is stopped meanwhile, the receiver has loaded nothing or all, and goes on with either: it counts as synced all the
+# time. Digests are remembered within one view only. A member has ended each round of its view by their commit messages:
+# one that is told that a round is committed gets another view with it.
 # Argument: docs/protocol.md, Drift 1-3.
 
 EVERY = 512  # steps, in which the digests of steps have looked at everything
@@ -124,6 +128,10 @@ Action = m.Message | Connect | Exit | Save | CompareDigests
 
 class WorkerStateMachine:
     """The state machine of one worker; the module's head says why its callers cannot race.
+
+    From its answer to `Stop` until `Resume` or `ViewWithdrawn` it refuses `commit_message`, `end_round`, `begin_round`,
+    `enter_view` and `become_synced`, so its report stays true. `Resume` advances `round` at once if the current round
+    is committed.
 
     Attributes:
         phase: "candidate" (waits for a view), "member" of one, "stopped" (has answered `Stop`, awaits `Resume` or
