@@ -52,7 +52,7 @@ def burst_of(work_s: float, time_s: float, start_s: float, speeds: Sequence[floa
     """Return the largest number of on-demand machines to have: at most twice as many as are needed from the beginning.
 
     With more, the work could begin later still, and their starts would cost more than that gains. If more machines do
-    less work each, there are only as many as do it for hardly a higher price (docs/cost.md).
+    less work each, there are only as many as do it for at most `DEARER` times the price.
     """
     needed = fewest_in_time(work_s, time_s, start_s, speeds) or len(speeds)
     dearest = DEARER * needed / speeds[needed - 1]  # machine-seconds for a second's work of one machine
