@@ -57,7 +57,7 @@ def fingerprint(printed: str) -> str:
 
 
 def test_jobs_of_its_own_and_an_allocation_train_to_the_bits_of_one_process(runs: Path, tmp_path: Path) -> None:
-    jobs, _ = block_with(PAGE, "time=12:00:00").splitlines()
+    jobs = block_with(PAGE, "cpus=4")
     salloc, nodes = block_with(PAGE, "salloc").splitlines()
     allocation = changed(salloc, {"--nodes=4": "--nodes=2", " --gres=gpu:8": ""})
     inside = changed(nodes, {",slots=8": "", "run ": f"run --folder {runs}/inside "})
@@ -82,7 +82,7 @@ def test_the_batch_script_saves_at_slurm_s_signal_and_goes_on_when_it_is_submitt
     (tmp_path / "run.sh").write_text(script)
     shell(tmp_path, "sbatch run.sh", epochs="100_000")
     until(lambda: len(members(runs / "mine")) == 2, "both workers")
-    shell(tmp_path, "\n".join(line for line in lines_with("squeue")), epochs="100_000")
+    shell(tmp_path, block_with(PAGE, "squeue"), epochs="100_000")
     cluster.run("scancel", "--signal=TERM", "--batch", driver(cluster))
     until(lambda: cluster.jobs() == {}, "the end of all jobs", 120)
     assert list((runs / "mine/checkpoints").glob("step-*.pt"))
@@ -90,12 +90,6 @@ def test_the_batch_script_saves_at_slurm_s_signal_and_goes_on_when_it_is_submitt
     shell(tmp_path, "sbatch run.sh", epochs="100_000")
     until(lambda: last_step(runs / "mine") > steps, "a later step")
     cluster.run("scancel", "--signal=TERM", "--batch", driver(cluster))
-
-
-def lines_with(word: str) -> list[str]:
-    found = [line for line in PAGE.read_text().splitlines() if line.startswith(word)]
-    assert len(found) == 2
-    return found
 
 
 def driver(cluster: Slurm) -> str:
