@@ -59,10 +59,14 @@ def least(requirement: Requirement) -> str:
 
 
 def pins() -> dict[str, str]:
-    """constraints.txt: a version by each name, as PyPI spells both."""
+    """constraints.txt: this Python's version by each name, as PyPI spells both."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {
+        re.sub(r"[-_.]+", "-", each.name).lower(): least(each)
+        for each in found
+        if each.marker is None or each.marker.evaluate()
+    }
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
