@@ -114,8 +114,8 @@ class PreemptionClock:
     (`PreemptionDeadline`), again on each new connection. None is cancelled, not even one that has passed while the
     machine still runs: nothing is known about such a machine. The deadline decides where no view leaves the worker out
     in time: in an evaluation, or if all members leave and a joiner must come first. Members whose leases end in
-    different rounds, at most one apart, each save their own state. The
-    process ends at half of the time that is left for saving, in any case (`worker/hung.py`).
+    different rounds, at most one apart, each save their own state. The process ends at half of the time that is left
+    for saving, in any case (`worker/hung.py`).
     Argument: docs/protocol.md, Preemption deadline 2 and 5.
     """
 
