@@ -37,6 +37,11 @@ def save_aside(context: WorkerContext, training: Training, wanted: Save) -> None
 
 
 def _take_up(context: WorkerContext, training: Training, wanted: Save) -> None:
+    """Save in this thread, unless the training thread handles `wanted`.
+
+    If the round ended before the stop, its update comes in moments. It is waited for until the training thread takes
+    the request up, or is between two steps.
+    """
     with context.condition:
         if context.instructions.save is not wanted:
             return  # the training thread handles it

@@ -203,7 +203,7 @@ class Coordinator(CoordinatorState):
         # Either this coordinator has neither journal nor copy: then it does not know what the worker holds, or who may
         # go on with that, and its view numbers begin with 1. Or an external worker has outlived a run that was killed
         # and is resumed. The worker sends no commit message from now on. What it saves belongs to the run, under its
-        # step.
+        # step, so the next start finds the newest.
         # See docs/protocol.md, Reconnection and the lease 7
         if hello.synced and not self.over:
             self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EXIT_EVICTED, save=True))

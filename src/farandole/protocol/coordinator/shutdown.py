@@ -88,7 +88,8 @@ def _failed(state: CoordinatorState, worker: str) -> None:
     """Let another member try after `worker` failed to write a checkpoint (no descriptors, no space).
 
     The next one that has not failed since the newest success tries at once. If all have failed, the one with the oldest
-    failure tries when a checkpoint is next due.
+    failure tries when a checkpoint is next due. So a full store costs one try a period, and one worker's trouble costs
+    no checkpoint.
     """
     state.failed[worker] = state.tries
     able = _able(state)

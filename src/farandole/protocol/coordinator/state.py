@@ -271,8 +271,10 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """A counted loss: when it happened, and the workers that were present then or earlier. See
-    docs/protocol.md, Crash loops 3.
+    """A counted loss: when it happened, and the workers that were present then or earlier.
+
+    A worker that came later was not struck by it: a replacement may start and die in less time.
+    See docs/protocol.md, Crash loops 3.
     """
 
     at: float = -math.inf

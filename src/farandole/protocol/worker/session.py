@@ -102,7 +102,9 @@ class Lease:
 
 # How much of a preemption notice is reserved for saving: a fraction, and seconds at most.
 PART, LONGEST_S = 0.25, 30.0
-SHORTEST_S = 4.0  # a shorter notice does not end the lease: the worker leaves gracefully if it still can
+# A shorter notice does not end the lease: the worker leaves gracefully if it still can. To exit at once would be a
+# certain crash, and a wrong clock can make two minutes look like none.
+SHORTEST_S = 4.0
 
 
 class PreemptionClock:
@@ -110,8 +112,10 @@ class PreemptionClock:
 
     The notice comes from the worker itself (`LeaveRequest`), or from its pool by way of the coordinator
     (`PreemptionDeadline`), again on each new connection. None is cancelled, not even one that has passed while the
-    machine still runs. Members whose leases end in different rounds, at most one apart, each save their own state. The
-    process ends at half of the time that is left for saving, in any case (`worker/hung.py`).
+    machine still runs: nothing is known about such a machine. The deadline decides where no view leaves the worker out
+    in time: in an evaluation, or if all members leave and a joiner must come first. Members whose leases end in
+    different rounds, at most one apart, each save their own state. The process ends at half of the time that is left
+    for saving, in any case (`worker/hung.py`).
     Argument: docs/protocol.md, Preemption deadline 2 and 5.
     """
 
@@ -172,7 +176,8 @@ class Session:
         self.instructions = Instructions()
         self.terms = DEFAULT_TERMS
         self._run = ""
-        self.attempt = 0  # the number of the newest connection
+        # The number of the newest connection. What arrives on an older one was sent to a peer that has moved since.
+        self.attempt = 0
         self._hello = hello
         self._activity = activity
         self._waiting_for = waiting_for
