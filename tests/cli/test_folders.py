@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.folders import check_folder, live, make_folder
+from farandole.cli.folders import check_folder, live, make_folder, past_of
 from farandole.control.run_folder import LOCK, METRICS, RECORD, TICKET, hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, RunFolderInUse
@@ -71,4 +71,6 @@ def test_a_run_that_ends_is_not_said_to_train_on(tmp_path: Path) -> None:
         with pytest.raises(CoordinatorUnreachable) as refused, live(folder) as api:
             api.status()
         assert ("exit code 7" in str(refused.value)) == ends
+        outcome = past_of(folder)
+        assert (outcome.code if outcome else None) == (7 if ends else None), "what `farandole status` shows"
     os.close(handle)

@@ -15,11 +15,12 @@ from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli.commands import app
 from farandole.cli.resume import GivenOptions, settle
 from farandole.observe.live import PlainDisplay, Written, sum_up
+from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.cost import Prices
 from farandole.protocol.messages import RunTerms
 from farandole.protocol.metrics import as_written
-from tests.support.metric_lines import step_line
+from tests.support.metric_lines import an, step_line
 
 HALF = "step-00000528-0123abcd.pt"
 
@@ -47,6 +48,19 @@ def test_status_names_it(killed: Path) -> None:
     past = json.loads(answer.output)
     assert past["checkpoint"] == ""
     assert HALF in past["incomplete"]
+
+
+def test_status_names_the_checkpoint_of_a_copied_folder_and_the_steps_after_it(killed: Path) -> None:
+    name = "step-00000500-0123abcd-89abcdef.pt"
+    saved = an(events.CheckpointEvent, path=f"/elsewhere/checkpoints/{name}", step=500)
+    (killed / "metrics.jsonl").write_bytes(b"".join(map(as_written, (step_line(499), saved, step_line(523)))))
+    for copied in (False, True):
+        if copied:
+            (killed / "checkpoints" / name).touch()
+        answer = CliRunner().invoke(app, ["status", "--json", "--run", str(killed)], catch_exceptions=False)
+        past = json.loads(answer.output)
+        assert past["checkpoint"] == (str(killed / "checkpoints" / name) if copied else saved.path)
+        assert (past["steps"], past["again"]) == (524, 24)
 
 
 def test_the_summary_names_it(killed: Path) -> None:

@@ -47,6 +47,7 @@ OUTCOMES = [
     ((*TRAINED, FINISHED, over(1)), "failed", 1, "abc", ""),
     ((*TRAINED, an(events.FinishedEvent, equal=False, fingerprint="a != b"), over(1)), "failed", 1, "", ""),
     (TRAINED, "cut off", None, "", ""),
+    ((*TRAINED, SAVED, over(0), VIEW), "cut off", None, "", "/c/step-10.pt"),
     ((), "cut off", None, "", ""),
     ((*TRAINED, an(events.SavedEvent, whole=False), over(1)), "failed", 1, "", ""),
     ((*WHOLE, an(events.StartingEvent)), "finished", 0, "abc", "/c/step-10.pt"),

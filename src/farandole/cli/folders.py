@@ -64,7 +64,7 @@ class Live:
         if isinstance(error, CoordinatorUnreachable) and (over := _ending(self.folder)) and is_locked(self.folder):
             raise CoordinatorUnreachable(
                 f"the run in {self.folder} is ending: {over.reason} (exit code {over.code}); `farandole status` shows "
-                f"its outcome"
+                f"the outcome"
             ) from None
         if isinstance(error, CoordinatorUnreachable) and is_locked(self.folder):
             raise CoordinatorAway(
@@ -118,8 +118,11 @@ def _records() -> Iterator[tuple[float, Path]]:
 
 
 def past_of(folder: Path) -> Past | None:
-    """Returns the outcome of the run in `folder`. None if its `farandole run` is alive or it has no metrics."""
-    if is_locked(folder) or not (folder / METRICS).exists():
+    """Returns the outcome of the run in `folder`.
+
+    None if it has no metrics, or if its `farandole run` is alive and has not recorded the end.
+    """
+    if not (folder / METRICS).exists() or (is_locked(folder) and _ending(folder) is None):
         return None
     with open(folder / METRICS, "rb", opener=files.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))

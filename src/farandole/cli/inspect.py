@@ -72,11 +72,14 @@ def _ask(run: RunOption) -> Status | Past:
         from farandole.checkpoint.store import incomplete_here, step_of
         from farandole.observe.report import checkpoints_in, settings_of
 
-        newest = step_of(answer.checkpoint)
-        incomplete = incomplete_here(
-            checkpoints_in(folder, settings_of(folder)), after=-1 if newest is None else newest
+        newest, place = step_of(answer.checkpoint), checkpoints_in(folder, settings_of(folder))
+        moved = Path(place, Path(answer.checkpoint).name)  # a copied folder records where the original was
+        return msgspec.structs.replace(
+            answer,
+            checkpoint=str(moved) if newest is not None and moved.is_file() else answer.checkpoint,
+            incomplete=incomplete_here(place, after=-1 if newest is None else newest),
+            again=0 if newest is None else max(0, answer.steps - newest),
         )
-        return msgspec.structs.replace(answer, incomplete=incomplete)
 
 
 # --- top --------------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
         checkpoint = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
         unfinished = incomplete(own, after=checkpoint.step if checkpoint else -1, run=run)
     at = (
-        f"from step {checkpoint.step} or later"
+        f"from step {checkpoint.step}, or from a newer checkpoint that is being completed"
         if checkpoint
         else "from step 0, since it has no complete checkpoint yet"
     )

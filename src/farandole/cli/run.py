@@ -81,7 +81,8 @@ def run(
         Path | None,
         typer.Option(
             "--folder",
-            help="The run's folder. A folder that exists: continue its run.",
+            help="The run's folder. If it holds a run: continue it. These options keep its values unless given: "
+            "--seed, --threads, --bits, --codec, --checkpoint-every, --keep.",
             show_default="runs/TIME-SCRIPT",
             rich_help_panel=DATA,
         ),

@@ -30,6 +30,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
         bits: the step after which results are not reproducible, as text; "" if all are.
         fingerprint: fingerprint of the final state; "" if there is none or the workers' states differ.
         checkpoint: path of the newest checkpoint. `finite`: True if its state is finite.
+        again: number of steps after it, which a run that continues takes again.
         incomplete: a note on later checkpoints that were not written completely.
         damaged: number of lines that were skipped.
     """
@@ -47,6 +48,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     checkpoint: str = ""
     finite: bool = True
+    again: int = 0
     incomplete: str = ""
     damaged: int = 0
 

@@ -31,6 +31,11 @@ def past_table(past: Past) -> Text:
     """Returns a few lines about a run that is over."""
     code = "" if past.code is None else f", exit code {past.code}"
     total = "" if past.total is None else f" of {past.total}"
+    no_fingerprint = (
+        "the workers' final states differ, or it was not recorded"
+        if past.outcome == "finished"
+        else "only a run that has finished has one"
+    )
     checkpoint = past.checkpoint if past.finite else f"{past.checkpoint} (a state that is NOT FINITE)"
     rows = [
         ("run", past.run),
@@ -38,8 +43,9 @@ def past_table(past: Past) -> Text:
         ("steps", f"{past.steps}{total}, epoch {past.epoch}"),
         ("loss", "" if past.loss is None else number(past.loss)),
         ("bits", past.bits),
-        ("fingerprint", past.fingerprint or "none: the workers did not agree on a final state"),
+        ("fingerprint", past.fingerprint or f"none: {no_fingerprint}"),
         ("checkpoint", "; ".join(filter(None, (checkpoint or "none", past.incomplete)))),
+        ("to resume", f"{past.again} steps after the checkpoint are taken again" if past.again else ""),
         ("damaged", f"{past.damaged} lines of metrics.jsonl were skipped" if past.damaged else ""),
     ]
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
