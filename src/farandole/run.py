@@ -77,6 +77,7 @@ class Run:
             self._context = connected = Connected(tickets.load(settings.ticket), settings)
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
+            connected.is_external = not settings.pool
         else:
             refuse_launcher()
             self._context = alone = SingleProcess(settings.folder, self._end_alone, history=settings.history)

@@ -13,12 +13,11 @@ from pathlib import Path
 import typer
 
 from farandole.cli.folders import RunOption, live, new_folder
-from farandole.control.run_folder import is_locked
+from farandole.control.run_folder import OUTPUT, RECORD, is_locked
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.platform.output import tell
 
-OUTPUT = "run.log"  # the output of a detached `farandole run`
 BEGIN_S, POLL_S = 60.0, 0.05
 
 
@@ -88,7 +87,6 @@ def detach(words: list[str], folder: Path | None, script: str, *, is_word: bool)
         FarandoleError: the run ended before that; the error holds its last line of output.
         CoordinatorUnreachable: the run has not begun within `BEGIN_S`.
     """
-    from farandole.control.run_folder import RECORD
     from farandole.platform.files import FOLDER_MODE, append
 
     place = ["--folder", str(folder := new_folder(script))] if folder is None else []

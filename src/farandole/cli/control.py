@@ -45,9 +45,10 @@ def release(
     name: Annotated[str, typer.Argument(help="A worker's id or a host's name, from `farandole status`.")],
     run: RunOption = None,
 ) -> None:
-    """Remove a worker or a host between two steps.
+    """Remove a worker or a host between two steps; nothing is lost.
 
-    The target number of workers becomes lower too.
+    The pool does not replace it: the target of `farandole scale` becomes lower too. Workers of `farandole join` do not
+    count in that target.
     """
     with live(run) as api:
         released = api.release(name)

@@ -26,6 +26,7 @@ from farandole.control.run_folder import (
     FOLDERS,
     LOCK,
     METRICS,
+    OUTPUT,
     RECORD,
     SETTINGS,
     TICKET,
@@ -71,7 +72,7 @@ class Live:
                 f"the run in {self.folder} continues, but its coordinator does not answer now: try again ({error})"
             ) from None
         if isinstance(error, CoordinatorUnreachable):
-            raise CoordinatorUnreachable(f"the run in {self.folder} is over ({error})") from None
+            raise run_is_over(self.folder) from None
 
 
 def live(folder: Path | None) -> Live:
@@ -83,8 +84,13 @@ def live(folder: Path | None) -> Live:
     """
     place = place_of(folder)
     if not (place / RECORD).exists():
-        raise CoordinatorUnreachable(f"the run in {place} is over")
+        raise run_is_over(place)
     return Live(place)
+
+
+def run_is_over(folder: Path) -> CoordinatorUnreachable:
+    """Returns the error that the run in `folder` is over."""
+    return CoordinatorUnreachable(f"the run in {folder} is over: `farandole status` and `report` show it")
 
 
 def place_of(folder: Path | None) -> Path:
@@ -207,7 +213,7 @@ def foreign(folder: Path) -> str:
     """Returns a note if a folder without a run holds files, else "": the user may have given the wrong folder."""
     if (folder / SETTINGS).exists() or not folder.is_dir():
         return ""
-    names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (LOCK, OUTPUT))
     if not names:
         return ""
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

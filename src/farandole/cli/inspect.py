@@ -55,8 +55,21 @@ def status(
 
     if isinstance(answer, Past):
         Console().print(past_table(answer), soft_wrap=True)  # do not break paths and fingerprints
+        tell("\n".join(_details(place_of(run))))
     else:
         Console().print(status_table(answer))
+
+
+def _details(folder: Path) -> list[str]:
+    """Returns what else is known of a run that is over: times, losses, and the changes of its workers."""
+    from farandole.observe.live import Written
+    from farandole.observe.report import prices_in, settings_of
+    from farandole.observe.summary import details
+
+    written = Written(folder, prices_in(settings_of(folder)))
+    while written.read_on():
+        pass
+    return [*details(written.course, written.account()), "more: `farandole report`, `farandole account`"]
 
 
 def _ask(run: RunOption) -> Status | Past:

@@ -39,7 +39,10 @@ def join(
     ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
     script: Annotated[
         str | None,
-        typer.Argument(help="The training script; it must be the run's.", show_default="the run's own, fetched"),
+        typer.Argument(
+            help="The training script; it must be the run's.",
+            show_default="the run's own, if it has --files, --setup or a --pool of other hosts",
+        ),
     ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
@@ -68,7 +71,8 @@ def join(
         show_script_help(script, arguments)
     from farandole.control.ticket import exposed, load
 
-    cpu.set_for(load(ticket).bits)
+    loaded = load(ticket)
+    cpu.set_for(loaded.bits)
     if ticket != "-" and (note := exposed(ticket)):
         say(f"farandole: note: {note}")
     if script is None:
@@ -77,6 +81,8 @@ def join(
         script, arguments, prepare = job.script, list(job.arguments), prepare or job.prepare
     if prepare:
         _prepare(prepare, ticket)
+    if not settings.pool:
+        say(f"farandole: loads torch, then joins run {loaded.run} at {loaded.address}")
     from farandole.script import noticed, run_script
 
     if settings.bench:

@@ -108,9 +108,7 @@ class Api:
                 response = connection.getresponse()
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise CoordinatorUnreachable(
-                f"run {self._ticket.run}: no answer at {self._ticket.address} ({error})"
-            ) from None
+            raise self._ticket.no_answer(error) from None
         if response.status in (400, 403):
             raise UsageError(decoded(content, dict[str, str])["error"])
         if response.status != 200:

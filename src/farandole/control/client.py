@@ -18,7 +18,6 @@ from farandole.control import security
 from farandole.control.api import Api
 from farandole.control.security import TicketProof
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable
 from farandole.platform.process import within
 from farandole.protocol import messages as m
 from farandole.protocol.messages import MAX_MESSAGE_BYTES
@@ -119,7 +118,7 @@ async def subscribe(ticket: Ticket, hello: m.Hello, timeout_s: float = ANSWER_S)
             socket = await stack.enter_async_context(dial(ticket, timeout_s))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({reason})") from None
+            raise ticket.no_answer(reason) from None
         subscription = Subscription(socket)
         await subscription.send(hello)
         yield subscription

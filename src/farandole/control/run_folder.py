@@ -30,12 +30,13 @@ BENCH = "bench"  # where the workers of `farandole bench` find each other for Di
 LOGS = "logs"  # ID.log for each worker of the local pool
 HIDDEN_LOG_PREFIX = "farandole, aside: "  # prefix of log lines that are not shown to users
 COORDINATOR_LOG = "coordinator.log"
+OUTPUT = "run.log"  # the output of a detached `farandole run`
 EXPORTS_LOG = "exports.log"  # of the process that writes for TensorBoard and Weights & Biases
 TENSORBOARD = "tensorboard"  # the default place
 WANDB = "wandb"
 LOCK = "lock"  # held by `farandole run` for as long as it lives
 FILES = (
-    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, EXPORTS_LOG, LOCK, PACK),
+    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, OUTPUT, EXPORTS_LOG, LOCK, PACK),
     *(JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", f"{JOURNAL}-journal"),
 )
 FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS, TENSORBOARD, WANDB)

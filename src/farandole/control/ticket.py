@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from farandole.errors import NotPrivate, UsageError
+from farandole.errors import CoordinatorUnreachable, NotPrivate, UsageError
 from farandole.platform.files import OTHERS, OTHERS_WRITE, foreign, user, write_atomically
 
 # --- ticket -----------------------------------------------------------------------------------------------------------
@@ -62,6 +62,16 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, secret=<{len(self.secret)} characters>)"
+
+    def no_answer(self, reason: object) -> CoordinatorUnreachable:
+        """The error that nothing answers at the address, with the remedy where hosts have several addresses."""
+        remedy = (
+            "; if this machine reaches the coordinator's at another address, write that one into a copy of the ticket, "
+            "or start the run with `--listen ADDRESS`"
+            if self.fingerprint
+            else ""
+        )
+        return CoordinatorUnreachable(f"run {self.run}: no answer at {self.address} ({reason}){remedy}")
 
     def save(self, path: Path) -> None:
         write_atomically(path, msgspec.json.encode(self) + b"\n")

@@ -48,7 +48,8 @@ from farandole.protocol.messages import MOST_STEPS, Name
 _log = logging.getLogger(__name__)
 BODY_S = 10.0  # time for a request's body to arrive
 NOT_PACKED = (
-    "the run's code is not packed: it has no pools of other hosts; name your own script, or start the run with --files"
+    "the run's code is not packed, since it has no pool of other hosts: copy the script to this machine and name it, "
+    "as in `farandole join TICKET train.py`, or start the run with --files"
 )
 READING = (  # these requests decide nothing
     *("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code"),

@@ -93,6 +93,7 @@ class Pauses:
         self._lost_at: float | None = None
         self._members: tuple[str, ...] = ()
         self._ends_of: dict[str, str] = {}  # the newest reason why a worker has left
+        self._asked: dict[str, str] = {}  # why a worker was asked to leave
 
     def take(self, line: Line) -> None:
         match line:
@@ -100,8 +101,11 @@ class Pauses:
                 self._on_step(line)
             case events.ProposedEvent():
                 self._proposed[line.view] = line.time
+            case events.NoticeEvent():
+                self._asked[line.worker] = line.reason
             case events.LostEvent() | events.LeftEvent() | events.DiedEvent():
-                self._ends_of[line.worker] = line.reason
+                asked = self._asked.get(line.worker) if isinstance(line, events.LeftEvent) else None
+                self._ends_of[line.worker] = asked or line.reason
                 if isinstance(line, events.LostEvent) and line.worker in self._members and self._lost_at is None:
                     self._lost_at = line.time
             case events.RunStartedEvent() | events.OverEvent() | events.StateLostEvent():
@@ -499,6 +503,7 @@ def _text(value: str) -> Text:
 
 # --- summary ----------------------------------------------------------------------------------------------------------
 
+SHOWN_BY_STATUS = ("outcome", "steps", "model", "damaged")
 PAUSES = 12  # the longest pauses are shown
 LOGGED = 12  # logged names that are shown
 NAME, PAUSE = 14, 13  # width of a row's name, and of a pause's time
@@ -516,6 +521,12 @@ def summary(
     """
     rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
     return ["", *(line for name, text in rows for line in _in_columns(name, one_line(text)))]
+
+
+def details(course: Course, account: Account | None) -> list[str]:
+    """Returns the summary without the rows that `farandole status` shows of a run that is over."""
+    rows = (row for row in _rows(course, account, None) if row[0] not in SHOWN_BY_STATUS)
+    return [line for name, text in rows for line in _in_columns(name, one_line(text))]
 
 
 def _in_columns(name: str, text: str) -> list[str]:
@@ -616,7 +627,7 @@ def _changes(view_changes: list[Pause]) -> Iterator[tuple[str, str]]:
     """Yields the longest pauses, in the order in which they happened."""
     if not view_changes:
         return
-    yield "view changes", f"{len(view_changes)}, with these pauses of training:"
+    yield "view changes", f"{len(view_changes)}; the longest step around each, beyond the median step:"
     longest = sorted(sorted(view_changes, key=lambda pause: -pause.pause_ms)[:PAUSES], key=view_changes.index)
     for pause in longest:
         yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"

@@ -48,7 +48,7 @@ def past_table(past: Past) -> Text:
         ("to resume", f"{past.again} steps after the checkpoint are taken again" if past.again else ""),
         ("damaged", f"{past.damaged} lines of metrics.jsonl were skipped" if past.damaged else ""),
     ]
-    return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
+    return Text("\n").join(Text(f"{name:<14}", style="bold") + _text(value) for name, value in rows if value)
 
 
 def numerics_table(own: Mapping[str, str], other: Mapping[str, str]) -> Table:

@@ -78,7 +78,7 @@ def _describe(event: events.Event) -> str:
         case events.LeftEvent(worker=worker, reason=reason):
             return f"{worker}: {reason}"
         case events.NoticeEvent(worker=worker, reason=reason):
-            return f"{worker} has a preemption notice: {reason}"
+            return f"{worker} is asked to leave: {reason}"
         case events.OtherCodeEvent(worker=worker, what=what):
             return f"{worker} is admitted although ITS CODE DIFFERS, RESULTS MAY DIFFER: {_short(', '.join(what))}"
         case events.NumericsEvent(worker=worker, facts=facts):

@@ -65,6 +65,7 @@ from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
 from farandole.errors import ShardError, StepAbandoned, UsageError
 from farandole.plan.shards import LoopStart, Position
+from farandole.platform.output import say
 from farandole.platform.process import guarded
 from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
 from farandole.protocol.values import throughput
@@ -248,9 +249,10 @@ class Loop:
             self.passed = passed.view, self._run_loop
             return False
         self.entered = True
-        _log.info(
-            "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
-        )
+        epoch, view = self.progress.position.epoch, rounds.view
+        _log.info("begins with step %d of epoch %d, in view %d", self.number, epoch, view.number)
+        if context.is_external:
+            say(f"farandole: joined as {context.worker}, one of {len(view.members)} workers, at step {self.number}")
         return True
 
     def _is_later(self, position: Position) -> bool:

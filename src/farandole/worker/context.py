@@ -132,6 +132,7 @@ class WorkerContext(ABC):
         at_step_start: True if the replicated state is that of the start of a step: no update has begun; see `hung.py`.
         fully_loaded: True if every part of the replicated state is known to be loaded; see `Driver`.
         joins: True if other workers were training when this one was admitted.
+        is_external: True if a user started this worker with `farandole join`, and no pool did.
         memory: the allocator of tensors that are exchanged.
         room: memory that is allocated ahead for the state from other workers; the receiver takes it.
         stream_mark: a place in the stream of samples, that a member has sent before its state; b"" if there is none.
@@ -153,7 +154,7 @@ class WorkerContext(ABC):
         self.room: torch.Tensor | None = None
         self.stream_mark = b""
         self.epoch = 0
-        self.at_step_start = self.fully_loaded = self.joins = False
+        self.at_step_start = self.fully_loaded = self.joins = self.is_external = False
         self.begun = -1
         self.waits_for_peers = True
         self.done = 0
