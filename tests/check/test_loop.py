@@ -121,6 +121,22 @@ def test_what_a_loop_assigns_before_it_reads_it() -> None:
     assert names_of(source, at=1) == {"e", "f"}
 
 
+def test_the_frames_of_python_itself_are_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of them has the script's variables as an argument; its file is `<frozen ...>`, of no folder."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from farandole.check.script_state import ScriptState\n"
+        "state = ScriptState({}, None)\n"
+        "for own in range(3):\n    leaves = state.leaves()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.syspath_prepend(tmp_path)
+    names = set(importlib.import_module("script").leaves)
+    assert "own" in names
+    assert not any(name.startswith("args") for name in names)
+
+
 class Counted:
     """Holds state of each kind, in places of each kind."""
 

@@ -27,6 +27,14 @@ def test_a_metric_of_the_wrong_shape(run: farandole.Run, metric: Any, shape: str
         run.evaluate(model, data(8), metric)
 
 
+@pytest.mark.parametrize("metric", [lambda _, x, y: x - y, lambda x: x, lambda x, *, y: x - y])
+def test_a_metric_with_other_parameters(run: farandole.Run, metric: Any) -> None:
+    model = mlp()
+    begun(run, model)
+    with pytest.raises(UsageError, match="predict="):
+        run.evaluate(model, data(8), metric)
+
+
 def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)

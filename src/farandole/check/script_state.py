@@ -98,8 +98,10 @@ def _variables(frame: FrameType, loop: tuple[CodeType, frozenset[str]] | None) -
 
 
 def _is_own(folder: str, file: str, module: str) -> bool:
-    """Return True if a file or module is the script's, and not of an installed package."""
+    """Return True if a file or module is the script's, and not of an installed package or of Python itself."""
     installed = "site-packages" in file or module.partition(".")[0] in ("farandole", "torch", "numpy")
+    if file.startswith("<"):  # such as <frozen importlib._bootstrap>, which holds the script's variables as arguments
+        return False
     return os.path.abspath(file).startswith(folder) and not installed
 
 

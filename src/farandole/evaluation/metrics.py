@@ -11,6 +11,7 @@ of the tree, so the result has the same bits for any assignment of micro-batches
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -366,8 +367,25 @@ class _Mean:
     def __init__(self, metric: Callable[..., Any]) -> None:
         self._metric = metric
 
+    def _check_takes(self, arguments: tuple[Any, ...]) -> None:
+        """Raise UsageError if the metric does not take these arguments."""
+        try:
+            signature = inspect.signature(self._metric)
+        except (ValueError, TypeError):  # a function of C may have none
+            return
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            name = getattr(self._metric, "__name__", type(self._metric).__name__)
+            raise UsageError(
+                f"run.evaluate calls metric(outputs, targets), where outputs = model(inputs), but the metric is "
+                f"{name}{signature} ({error}); change its parameters, or pass predict=lambda model, batch: (...), which "
+                f"returns the metric's arguments"
+            ) from None
+
     def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         del shard
+        self._check_takes(arguments)
         values: Any = self._metric(*arguments)
         weights: Any = None
         if isinstance(values, tuple) and len(values) == 2:  # pyright: ignore[reportUnknownArgumentType]
