@@ -379,8 +379,8 @@ class _Mean:
             name = getattr(self._metric, "__name__", type(self._metric).__name__)
             raise UsageError(
                 f"run.evaluate calls metric(outputs, targets), where outputs = model(inputs), but the metric is "
-                f"{name}{signature} ({error}); change its parameters, or pass predict=lambda model, batch: (...), which "
-                f"returns the metric's arguments"
+                f"{name}{signature} ({error}); change its parameters, or pass predict=lambda model, batch: (...), "
+                f"which returns the metric's arguments"
             ) from None
 
     def put(self, arguments: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
