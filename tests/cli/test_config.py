@@ -167,6 +167,12 @@ def test_an_option_that_is_given_twice_is_named(words: str, names: str) -> None:
         command.make_context("x", rest)
 
 
+@pytest.mark.parametrize("command", ["status", "account", "stop", "top"])
+def test_a_folder_that_is_given_without_its_option_names_the_option(command: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"--run {tmp_path}"):
+        COMMANDS.get_command(None, command).make_context("x", [str(tmp_path)])
+
+
 def test_what_may_be_repeated_is_accepted() -> None:
     run = COMMANDS.get_command(None, "run")
     words = ["-v", "-v", "--pool", "local", "--pool", "ssh,hosts=h", "train.py", "--seed", "1", "--seed", "2"]

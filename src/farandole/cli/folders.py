@@ -295,7 +295,7 @@ class RunFolderState:
 
 @app.callback()
 def runs(context: typer.Context, place: Place = Path("runs")) -> None:
-    """List the runs in a folder, with their outcome and the disk space that they use."""
+    """Without a command: list the runs in a folder, with their outcome and the disk space that they use."""
     context.obj = place
     if context.invoked_subcommand is None:
         _show(sorted(list_runs(place), key=lambda run: run.used))

@@ -68,7 +68,9 @@ class OnceCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # that is the completion of a shell
-            given, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            given, extra, order = self.make_parser(ctx).parse_args(args=[*args])
+            if extra and any("--run" in param.opts for param in self.params) and Path(extra[0]).is_dir():
+                raise UsageError(f"{extra[0]}: give the run's folder with --run {extra[0]}")
             for param, times in Counter(order).items():
                 if times > 1 and isinstance(param, TyperOption) and not (param.multiple or param.count):
                     names = " or ".join(name for name in (*param.opts, *param.secondary_opts) if name[:2] == "--")

@@ -108,11 +108,7 @@ def _resumed(options: GivenOptions, terms: RunTerms, before: RunSettings, folder
         see(places, recorded, run)
         checkpoint = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
         unfinished = incomplete(own, after=checkpoint.step if checkpoint else -1, run=run)
-    at = (
-        f"from step {checkpoint.step}, or from a newer checkpoint that is being completed"
-        if checkpoint
-        else "from step 0, since it has no complete checkpoint yet"
-    )
+    at = f"from step {checkpoint.step}" if checkpoint else "from step 0, since it has no complete checkpoint yet"
     before_it = past_of(folder)
     if before_it is not None and before_it.outcome == "finished":
         if checkpoint is None:

@@ -200,7 +200,7 @@ class Pauses:
 def _ended(reason: str) -> str:
     """Returns a predicate for a worker that has ended, such as "was killed"."""
     if reason.startswith("killed"):
-        return f"was {reason}" if reason != "killed by signal 9" else "was killed"
+        return f"was {reason}"
     return f"was lost ({reason})"
 
 
@@ -627,7 +627,7 @@ def _changes(view_changes: list[Pause]) -> Iterator[tuple[str, str]]:
     """Yields the longest pauses, in the order in which they happened."""
     if not view_changes:
         return
-    yield "view changes", f"{len(view_changes)}; the longest step around each, beyond the median step:"
+    yield "view changes", f"{len(view_changes)}; the longest step within two of each, beyond the median step:"
     longest = sorted(sorted(view_changes, key=lambda pause: -pause.pause_ms)[:PAUSES], key=view_changes.index)
     for pause in longest:
         yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"

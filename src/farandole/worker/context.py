@@ -306,7 +306,7 @@ class SingleProcess(WorkerContext):
         instructions = Instructions(saves=True)
         parsed = read_history(history) if history else None
         super().__init__(WorkerStateMachine("alone"), instructions, history=parsed, already_s=age_s())
-        self._recorded_at = time.monotonic()  # the last record of its time
+        self._recorded_at = self._shown_at = time.monotonic()  # the last record of its time; its last progress line
         self._lock, self.identity = _take(Path(folder), _make(Path(folder))) if folder else (-1, "")
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
@@ -376,6 +376,9 @@ class SingleProcess(WorkerContext):
         self._record(events.FinishedEvent(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
+        if self._history and time.monotonic() - self._shown_at >= PERIOD_S:
+            self._shown_at = time.monotonic()
+            say(f"farandole: step {line.step:,} has ended")
         if self._file:
             self._write(metrics_line(line))
             if time.monotonic() - self._recorded_at >= PERIOD_S:
