@@ -31,7 +31,8 @@ REMEDIES: dict[Cause, str] = {
     "own part": "step.sum(name=...) or step.mean(name=...) in the inner loop, then step.sums or step.means after it",
     "sum": "reduction='mean'; or step.backward(loss / n, weight=n) with the number n of samples or tokens",
     "weights": "step.backward(loss, weight=n) with the number n of tokens in the micro-batch",
-    "batch norm": "nothing, if micro= is the batch that you mean (--no-micro leaves this out); else nn.GroupNorm, or another micro=",
+    "batch norm": "nothing, if micro= is the batch that you mean (--no-micro leaves this out); else "
+    "nn.GroupNorm, or another micro=",
     "batch": "step.gather(...), and the loss in step.again(recompute=True) (docs/running.md)",
 }
 INDENT = " " * 20
