@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
+from farandole.errors import FarandoleError
 from farandole.observe.live import PlainDisplay
 from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings
@@ -70,6 +71,23 @@ def test_a_worker_that_is_there_at_once_needs_no_word(tmp_path: Path) -> None:
         return shown.getvalue()
 
     assert asyncio.run(scenario()) == ""
+
+
+def test_coordinators_that_die_before_they_serve_end_the_run_also_if_each_dies_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.cli.supervisor.FAST_S", 0.0)
+    (tmp_path / "settings.json").write_text("no settings")
+
+    async def scenario() -> None:
+        coordinators = Coordinators(tmp_path, "127.0.0.1:0", lambda _: None, is_restart=False)
+        try:
+            await coordinators.tend()
+        finally:
+            coordinators.close()
+
+    with pytest.raises(FarandoleError, match=r"\b6\b.*exit code 1\b"):
+        asyncio.run(scenario())
 
 
 def test_a_coordinator_that_has_ended_the_run_is_not_taken_for_dead(tmp_path: Path) -> None:

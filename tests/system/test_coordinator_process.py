@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,14 +21,16 @@ from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
 from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import FakeWorker, gone, until
+from tests.support.harness import read_lines
 
 pytestmark = [pytest.mark.processes]
 FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ticket]]:
-    settings(tmp_path, heartbeat_s=0.2, heartbeat_timeout_s=1.0)
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ticket]]:
+    """Its parameter: the heartbeat timeout in seconds."""
+    settings(tmp_path, heartbeat_s=0.2, heartbeat_timeout_s=getattr(request, "param", 1.0))
     process = start(tmp_path)
     try:
         yield process, listening(tmp_path, process)
@@ -114,37 +115,35 @@ def size(ticket: Ticket) -> int:
     return status.view.size if status.state == "training" else -1
 
 
-def test_a_killed_process_stops_the_view_within_milliseconds(
+@pytest.mark.parametrize("coordinator", [500.0], indirect=True)
+def test_a_killed_process_stops_the_view_without_a_timeout(
     tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
 ) -> None:
     _, ticket = coordinator
-    took: list[float] = []
 
-    async def kill_one(number: int, survivor: FakeWorker) -> None:
+    async def kill_one(number: int) -> None:
         environ = {**os.environ, "FARANDOLE_WORKER": f"w{number}", "FARANDOLE_POOL": "local"}
         victim = subprocess.Popen([sys.executable, str(FAKE), str(tmp_path)], env=environ)
         await asyncio.to_thread(until, lambda: size(ticket) == 2)
         async with subscribe(ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
-            killed = time.monotonic()
             victim.kill()
             victim.wait()
             await pool.send(
                 m.WorkerProcessExited(worker=f"w{number}", reason="killed by signal 9")
             )  # its pool saw it end
             await asyncio.to_thread(until, lambda: size(ticket) == 1)
-        took.append([at for at, message in survivor.received if isinstance(message, m.Stop)][-1] - killed)
 
     async def scenario() -> None:
         survivor = FakeWorker(ticket, worker="w0")
         running = asyncio.create_task(survivor.run())
         for number in range(1, 6):
-            await kill_one(number, survivor)
+            await kill_one(number)
         await asyncio.to_thread(Api(ticket).stop, "enough", 0)
         await running
 
     asyncio.run(scenario())
-    print(f"from kill -9 to Stop at the survivor: {[f'{1000 * t:.1f} ms' for t in took]}")
-    assert min(took) < 0.05, "the best of five: the machine may be busy, a timeout would show in all"
+    lost = [line for line in read_lines(tmp_path) if line.get("event") == "lost"]
+    assert [(line["worker"], line["reason"]) for line in lost] == [(f"w{n}", "killed by signal 9") for n in range(1, 6)]
 
 
 def test_a_frozen_process_is_evicted_and_delays_nobody(

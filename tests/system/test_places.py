@@ -46,6 +46,7 @@ def test_a_live_runs_place_and_folder_are_its_own(tmp_path: Path) -> None:
     first = Elastic(tmp_path / "first", JOB, str(out), "--pace", str(pace), workers=1, options=options)
     with first as run:
         run.until(lambda: bool(run.events("checkpoint")), "a checkpoint")
+        pace.write_text("1000")  # it outlasts all that follows
         second = [*FARANDOLE, "run", "--workers", "1", "--folder", "second", "--checkpoints", str(place)]
         for resume in ([], ["--resume", str(place)]):
             said = refused([*second, *resume, str(JOB), "other"], tmp_path)

@@ -129,7 +129,7 @@ async def until_silent(ticket: Ticket, limit_s: float) -> None:
 
 POLL_S = 0.02
 OVER_S = 10.0
-FAST_S, FAST_DEATHS = 5.0, 5  # after 5 deaths in a row within 5 s of their start, the next ends the run
+FAST_S, FAST_DEATHS = 5.0, 5  # after 5 deaths in a row, within 5 s or before they serve, the next ends the run
 LAST_WORDS = 500  # characters of its output that an error shows
 
 
@@ -161,8 +161,8 @@ class Coordinators:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S
-        record, first = self._folder / RECORD, self._process
-        while not (record.exists() and _pid(record) == first.pid):
+        first = self._process
+        while not self._has_served():
             if given_up.is_set():
                 return None
             if first.poll() is not None or loop.time() > deadline:
@@ -189,7 +189,7 @@ class Coordinators:
                 await up_to(OVER_S, self._over_event)
             if self._over:
                 await asyncio.Future()  # expected: the pool cleans up meanwhile
-            deaths = deaths + 1 if loop.time() - since < FAST_S else 1
+            deaths = 1 if self._has_served() and loop.time() - since >= FAST_S else deaths + 1
             why = _code(self._process)
             if deaths > FAST_DEATHS:
                 raise FarandoleError(
@@ -214,6 +214,11 @@ class Coordinators:
             if self._process is watched and watched.poll() is None and not self._over:
                 self._show(f"the coordinator has not answered for {silence_s:g} s and is killed")
                 watched.kill()
+
+    def _has_served(self) -> bool:
+        """Returns True if the present coordinator has written its record, which it does once it serves."""
+        record = self._folder / RECORD
+        return record.exists() and _pid(record) == self._process.pid
 
     async def ended(self, timeout_s: float) -> None:
         """Waits until the present coordinator has ended, at most `timeout_s`."""
