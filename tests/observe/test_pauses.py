@@ -142,6 +142,9 @@ WORDS = [
     ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4", "step 10", "four")),
     ([proposed(2, 1.9), an(events.LeftEvent, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
      ("w2", "step 10", "released", "two")),
+    ([proposed(2, 1.9), an(events.NoticeEvent, worker="w2", reason="SIGTERM"),
+      an(events.LeftEvent, worker="w2", reason="left gracefully"), view(2, 2.0, "w1 w3", 10)],
+     ("w2", "step 10", "SIGTERM", "two")),
     ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4", "w2", "step 10", "three")),
     ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why", "step 10")),
 ]  # fmt: skip

@@ -95,12 +95,15 @@ def test_an_external_worker_that_hears_of_its_end_leaves_within_two_steps(
             assert ("EC2" in notice["reason"]) != ("Google" in notice["reason"])
             [began] = [view["step"] for view in run.events("view") if view["cause"].startswith("guest-1 leaves")]
             assert began <= step_at(run, notice["time"]) + 2
+            [joined] = [view["step"] for view in run.events("view") if view["cause"].startswith("guest-1 joins")]
         job.quick()
         run.finish()
         assert run.events("lost") == []
         assert count(run.folder / "ledger") == EVERY_SAMPLE_ONCE
     assert job.out.read_text() == undisturbed
-    assert naming((tmp_path / "guest.log").read_text(), "farandole: ", notice["reason"])
+    shown = (tmp_path / "guest.log").read_text()
+    assert naming(shown, "farandole: ", notice["reason"])
+    assert naming(shown, "farandole: ", "guest-1", f"step {joined}")
 
 
 @contextmanager
