@@ -201,8 +201,8 @@ def test_a_sum_that_the_first_workers_have_otherwise_is_each_ones_own() -> None:
     parts = [*leg(("w0",), (0, 1), script=totals(0, 3, clock=5)), *leg(("w1",), (0, 1), script=totals(0, 1, clock=9))]
     joiner = [*same, *leg(("w2",), (1,), script=totals(0, 0))]
     checker = ComputedShard(worker="w1", step=0, shard=0, script={"total": leaf(1), "clock": leaf(9)})
-    for records, cause in ((same, ""), (parts, "own part"), ([checker, *parts], "own part"), (joiner, "joiner")):
+    for records, names in ((same, []), (parts, ["total"]), ([checker, *parts], ["total"]), (joiner, [])):
         [found] = [each for each in findings_of_bits(alone, records, ()) if each.comparison == "values"]
         assert found.outcome == "agrees"
-        assert [suspect.name for suspect in found.suspects] == (["total"] if cause else [])
-        assert found.cause == cause
+        assert [suspect.name for suspect in found.suspects] == names
+        assert found.cause == ("own part" if names else "")

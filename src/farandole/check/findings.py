@@ -34,7 +34,7 @@ Comparison = Literal["workers", "join", "loss", "values", "resume", "micro"]
 Outcome = Literal["agrees", "differs", "not compared"]
 Cause = Literal[
     "", "generator", "not replicated", "script state", "first state", "samples", "update", "unknown",
-    "own part", "joiner", "sum", "weights", "batch norm", "batch", "random numbers",
+    "own part", "sum", "weights", "batch norm", "batch", "random numbers",
 ]  # fmt: skip
 Compared = StateRecord | ComputedShard
 OF_THE_RUN: tuple[tuple[Comparison, int], ...] = (("workers", 0), ("join", JOIN), ("loss", LOSS))  # and their steps
@@ -110,28 +110,23 @@ class Reference:
         return Finding(comparison=comparison, outcome="agrees" if is_whole else "not compared")
 
     def compare_values(self, workers: Sequence[Record]) -> Finding:
-        """Return which values of the script differ after step 0.
+        """Return which values of the script differ in the first workers after step 0: each has only its own part.
 
-        They differ in the first workers if each has only its own part, as of a sum over the inner loop; in a joiner
-        if it lacks the steps before. Such a value changes no bit of the training. So the outcome is "agrees".
+        Such a value, as a sum over the inner loop, changes no bit of the training. So the outcome is "agrees".
         """
         began = {each.worker for each in states(workers) if each.step == 0}
-        after = [each for each in states(workers) if each.step == JOIN]
-        alone = self._states.get(JOIN)
-        if alone is None or not any(each.worker in began for each in after):
+        after = [each for each in states(workers) if each.step == 1 and each.worker in began]
+        alone = self._states.get(1)
+        if alone is None or not after:
             return Finding(comparison="values", outcome="not compared")
-        causes: tuple[Cause, Cause] = ("own part", "joiner")
-        for cause, ours in zip(causes, (True, False), strict=True):
-            suspects = {
-                suspect.name: suspect
-                for each in after
-                if (each.worker in began) == ours
-                for suspect in self._suspects(each.script, alone.script)
-                if suspect.kind in ("value", "tensor")
-            }
-            if suspects:
-                return Finding(comparison="values", outcome="agrees", cause=cause, suspects=tuple(suspects.values()))
-        return Finding(comparison="values", outcome="agrees")
+        suspects = {
+            suspect.name: suspect
+            for each in after
+            for suspect in self._suspects(each.script, alone.script)
+            if suspect.kind in ("value", "tensor")
+        }
+        own = tuple(suspects.values())
+        return Finding(comparison="values", outcome="agrees", cause="own part" if own else "", suspects=own)
 
     def _explained(self, comparison: Comparison, one: Compared, other: Compared, name: str) -> Finding:
         shard = one.shard if isinstance(one, ComputedShard) else None

@@ -16,7 +16,6 @@ CAUSES: dict[Cause, str] = {
     "update": "the update uses something that is not replicated",
     "unknown": "not known: the loss uses something that is neither replicated nor found in the script",
     "own part": "a sum over the inner loop has the samples of one worker",
-    "joiner": "it depends on the steps before, and is not replicated",
     "sum": "the loss is a sum",
     "weights": "the loss is a mean over tokens, pixels or boxes, whose number differs between micro-batches",
     "batch norm": "batch normalization takes its statistics from the micro-batch",
@@ -56,8 +55,7 @@ def lines_of(findings: Sequence[Finding], workers: int) -> Iterator[str]:
 
 def _outcome(finding: Finding) -> str:
     if finding.comparison == "values":
-        outcomes = {"own part": "each worker has its own", "joiner": "a worker that joins has others"}
-        return outcomes.get(finding.cause, "the same on each worker")
+        return "each worker has its own" if finding.cause else "the same on the workers that began"
     if finding.outcome == "agrees":
         return "the same gradient, up to rounding" if finding.comparison == "micro" else "the same bits"
     if finding.outcome == "differs":
