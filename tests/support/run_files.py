@@ -91,6 +91,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "journal.sqlite-shm": write_journal,
     "journal.sqlite-journal": write_journal,
     "coordinator.log": lambda folder: files.append(folder / "coordinator.log").close(),
+    "run.log": lambda folder: files.append(folder / "run.log").close(),
     "code.tar.gz": lambda folder: files.write(folder / "code.tar.gz", b""),
     "logs/w1.log": write_log,
     "ledger/w1.jsonl": write_ledger,
