@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
@@ -171,8 +171,13 @@ def gradient(layout: Layout, step: int, shard: int, index: int) -> torch.Tensor 
     """Of a shard, over many orders of magnitude so that the order of additions shows; every fifth does not use it."""
     if (step + shard + index) % 5 == 0 and index != 2:
         return None
-    generator = torch.Generator().manual_seed(step * 1_000_000 + shard * 1000 + index)
-    shape = layout.parameters[index].shape
+    return drawn(step * 1_000_000 + shard * 1000 + index, layout.parameters[index].shape).clone()
+
+
+@lru_cache(maxsize=128)
+def drawn(seed: int, shape: torch.Size) -> torch.Tensor:
+    """Each rank and each reference asks for the same values, and to draw them is most of a test's time."""
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator).mul(15).exp2()
 
 
