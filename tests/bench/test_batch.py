@@ -133,6 +133,7 @@ def test_trainings_with_the_batches_of_one_and_two_workers(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.json"], "the script did not come to its end"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_target_that_is_not_reached_and_one_that_is_not_logged(tmp_path: Path) -> None:
     code, out = bench(tmp_path, "--workers", "1", "--target", "loss<=0", "--json", "rows.json")

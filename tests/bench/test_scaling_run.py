@@ -74,6 +74,7 @@ def test_the_workers_may_be_on_the_hosts_of_a_pool(tmp_path: Path) -> None:
     assert naming(out, "localhost"), "what happens to a host is shown"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_script_that_is_too_short_for_more_workers_shows_what_was_measured(tmp_path: Path) -> None:
     """12 steps with a constant batch, and 6 with a constant batch of each of two workers; 8 are needed."""

@@ -127,6 +127,7 @@ def _read_at_random(url: str, cache: str, limit: int, seed: int) -> tuple[list[t
     return found, most
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_several_processes_keep_the_limit_together(source: Path, shards: Path, tmp_path: Path) -> None:
     limit = 3 * max(path.stat().st_size for path in shards.glob("*.tar"))

@@ -160,6 +160,7 @@ def probe(*arguments: str, code: int = 0, folder: Path) -> str:
 # Sleeps: whatever else the machine does makes both longer, and neither shorter.
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
     """100 ms to make a sample and 80 to compute it: 1.25 times as many as one process makes, and 1.56 to be safe."""
@@ -174,6 +175,7 @@ def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "a probe writes nothing"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
     output = probe("--seconds", "1", str(JOB), "--burn", "150", "--processes", "1", folder=tmp_path)
@@ -214,6 +216,7 @@ def stored(folder: Path) -> Path:
     return shards
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_script_that_ends_too_early_and_one_that_raises(tmp_path: Path) -> None:
     said = probe("--seconds", "100", str(JOB), "--epochs", "2", code=2, folder=tmp_path)

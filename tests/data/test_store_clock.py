@@ -114,7 +114,7 @@ class Stored(Dataset[torch.Tensor]):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "options",
-    [{"num_workers": 0}, {}, {"multiprocessing_context": "spawn"}],
+    [{"num_workers": 0}, {}, pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.long)],
     ids=["here", "forked", "spawned"],
 )
 def test_it_comes_home_with_each_micro_batch(

@@ -124,7 +124,7 @@ def test_gathering_changes_nothing(folder: Path, subset: Callable[[Any], Any]) -
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loader_processes_give_the_same(folder: Path, make: Callable[..., Loader], method: str) -> None:
     tokens = Tokens(folder, 10)
     alone, helped = make(tokens, BATCH, num_workers=0), make(tokens, BATCH, multiprocessing_context=method)

@@ -389,6 +389,7 @@ def test_bits_are_those_of_an_undisturbed_run_with_joins_a_kill_and_a_release(tm
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_that_is_stopped_within_an_epoch_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     out, single, pace = (tmp_path / name for name in ("out", "single", "pace"))

@@ -233,7 +233,7 @@ def files(out: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", ["drawn", "drawn_loss"])
+@pytest.mark.parametrize("case", ["drawn", pytest.param("drawn_loss", marks=pytest.mark.long)])
 def test_workers_that_die_within_an_evaluation_and_within_a_checkpoint(tmp_path: Path, case: str) -> None:
     """With random masks and dropout: in `drawn` one worker evaluates, in `drawn_loss` all share an evaluation."""
     out, single, moments = (tmp_path / name for name in ("out", "single", "moments"))
@@ -253,6 +253,7 @@ def test_workers_that_die_within_an_evaluation_and_within_a_checkpoint(tmp_path:
     assert len(files(out)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_goes_on_for_more_epochs_also_where_the_script_resumes_from_checkpoints_of_the_trainer(
     tmp_path: Path,

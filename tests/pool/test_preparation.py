@@ -93,6 +93,7 @@ def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> 
     assert out.exists()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "a host can't be prepared (`--prepare` fails)",

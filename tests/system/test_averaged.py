@@ -14,6 +14,7 @@ from tests.jobs.averaged import KINDS, STEPS
 from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "averaged.py"
+OFTEN = {"ema", "peft"}
 
 
 def values(folder: Path) -> list[tuple[Any, ...]]:
@@ -32,7 +33,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in OFTEN else [pytest.mark.long]) for kind in KINDS]
+)
 def test_with_joins_and_kills_and_alone(tmp_path: Path, kind: str) -> None:
     """The worker that saves the best state is killed while it does; then another one is killed in a step."""
     if kind == "peft" and find_spec("peft") is None:

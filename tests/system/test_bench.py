@@ -138,8 +138,8 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
             ("--epochs", "1"),
             ("20 steps", "68"),
         ),
-        (("--break-at", "4"), ("5 steps",)),
-        (("--fail-at", "1"), ("ZeroDivisionError: mine",)),
+        pytest.param(("--break-at", "4"), ("5 steps",), marks=pytest.mark.long),
+        pytest.param(("--fail-at", "1"), ("ZeroDivisionError: mine",), marks=pytest.mark.long),
     ],
 )
 def test_what_a_script_does_wrong_is_said_and_its_logs_are_kept(

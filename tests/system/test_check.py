@@ -52,11 +52,11 @@ def test_a_sum_over_the_inner_loop_is_named(tmp_path: Path) -> None:
     ("fault", "where", "name", "cause", "suspect"),
     [
         ("generator", "workers", "the micro-batch", "generator", "NOISE"),
-        ("noise", "workers", "the loss", "generator", "own"),
+        pytest.param("noise", "workers", "the loss", "generator", "own", marks=pytest.mark.long),
         ("first", "workers", "model.body.0.weight", "first state", None),
         ("counter", "join", "the loss", "script state", "calls"),
-        ("rate", "join", "optimizer.param_groups[0].lr", "script state", "calls"),
-        ("attribute", "join", "the loss", "script state", "model.scale"),
+        pytest.param("rate", "join", "optimizer.param_groups[0].lr", "script state", "calls", marks=pytest.mark.long),
+        pytest.param("attribute", "join", "the loss", "script state", "model.scale", marks=pytest.mark.long),
         ("average", "join", "the loss", "not replicated", "average"),
     ],
 )
@@ -73,7 +73,13 @@ def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: st
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause"), [("sum", "sum"), ("tokens", "weights"), ("norm", "batch norm"), ("pairs", "batch")]
+    ("fault", "cause"),
+    [
+        pytest.param("sum", "sum", marks=pytest.mark.long),
+        ("tokens", "weights"),
+        ("norm", "batch norm"),
+        pytest.param("pairs", "batch", marks=pytest.mark.long),
+    ],
 )
 def test_another_gradient_with_smaller_micro_batches(tmp_path: Path, fault: str, cause: str) -> None:
     found = checked(tmp_path, fault)
@@ -105,8 +111,15 @@ def test_a_loop_that_is_too_short_is_an_error() -> None:
     assert mentions(done.stderr, "--workers", 0)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("leg", ["alone", "workers"])
+@pytest.mark.parametrize(
+    ("leg", "signum"),
+    [
+        ("workers", signal.SIGINT),
+        ("alone", signal.SIGTERM),
+        pytest.param("workers", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("alone", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupt_ends_all_and_keeps_nothing(tmp_path: Path, leg: str, signum: int) -> None:
     environ = {**ENVIRON, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(

@@ -125,6 +125,7 @@ def replayed(folder: Path, code: int, *named: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Other code than the run's",
     "an external worker has other code, in a run with `--other-code`",

@@ -123,6 +123,7 @@ def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp
     assert out.exists()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "the packages of the run can't be installed on a host (`--setup` fails, or its interpreter lacks farandole)",

@@ -32,7 +32,11 @@ def fingerprint(place: Path, codec: str) -> str:
 
 @pytest.mark.parametrize(
     ("codec", "other", "hosts"),
-    [("fp16", "none", ()), ("bf16+zstd", "fp16+zstd", ("a", "b")), ("int4", "int8", ("a", "b"))],
+    [
+        pytest.param("fp16", "none", (), marks=pytest.mark.long),
+        ("bf16+zstd", "fp16+zstd", ("a", "b")),
+        ("int4", "int8", ("a", "b")),
+    ],
 )
 def test_the_bits_of_one_process_through_a_loss_a_join_and_a_replay(
     codec: str, other: str, hosts: Sequence[str], place: Path, reference: Reference

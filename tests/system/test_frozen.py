@@ -19,6 +19,7 @@ TERMS = RunTerms()
 FIRST = "no heartbeat for "
 
 
+@pytest.mark.long
 def test_who_is_frozen_is_given_up_by_what_is_usual_and_who_is_so_for_less_than_the_floor_is_not(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:

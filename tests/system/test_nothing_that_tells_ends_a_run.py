@@ -172,7 +172,7 @@ def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path)
     seen="`THE JOURNAL IS DAMAGED` when the next coordinator or a resumed run opens it",
     outcome="it is renamed to `journal.sqlite.damaged-1`, and a new one starts; no worker is lost",
 )
-@pytest.mark.parametrize("what", ["rubbish", "nothing"])
+@pytest.mark.parametrize("what", [pytest.param("rubbish", marks=pytest.mark.long), "nothing"])
 def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
     launch: Callable[..., Launched], what: str
 ) -> None:

@@ -73,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return job.out.read_text()
 
 
-@pytest.mark.parametrize("service_of", [Ec2Service, GoogleService])
+@pytest.mark.parametrize("service_of", [Ec2Service, pytest.param(GoogleService, marks=pytest.mark.long)])
 def test_an_external_worker_that_hears_of_its_end_leaves_within_two_steps(
     service_of: type[Service], tmp_path: Path, undisturbed: str
 ) -> None:
@@ -182,6 +182,7 @@ def test_the_last_that_holds_the_state_saves_before_its_machine_goes_and_no_step
     assert job.out.read_text() == undisturbed
 
 
+@pytest.mark.long
 def test_an_evaluation_that_would_outlast_the_deadline_is_left_as_by_a_crash(tmp_path: Path) -> None:
     out, single = tmp_path / "out", tmp_path / "single"
     out.mkdir()

@@ -65,6 +65,7 @@ def test_an_external_worker_that_computes_other_bits_is_refused_by_the_name_of_a
         assert len(run.events("numerics")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "the host of an external worker computes other bits, in a run with `--bits any`",

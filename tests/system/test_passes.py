@@ -29,7 +29,7 @@ def values(folder: Path) -> list[tuple[Any, ...]]:
     outcome="the others compute its micro-batches of the current pass; nothing is lost",
 )
 @pytest.mark.processes
-@pytest.mark.parametrize("place", ["gather", "pass"])
+@pytest.mark.parametrize("place", ["gather", pytest.param("pass", marks=pytest.mark.long)])
 def test_with_joins_and_kills_and_alone(tmp_path: Path, place: str) -> None:
     out, single, pace, once = (tmp_path / name for name in ("out", "single", "pace", "once"))
     pace.touch()

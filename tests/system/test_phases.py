@@ -61,6 +61,7 @@ def test_with_joins_and_kills_in_both_loops_and_alone(tmp_path: Path) -> None:
     assert_same(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_all_are_killed_in_the_second_loop(tmp_path: Path) -> None:
     """The next ones go on from a checkpoint of it, without a step of the first one."""
@@ -79,6 +80,7 @@ def test_all_are_killed_in_the_second_loop(tmp_path: Path) -> None:
     assert_same(tmp_path, died=True)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_who_has_other_data_in_the_second_loop(tmp_path: Path) -> None:
     """A worker that joins in it leaves, and says why; the run goes on, and takes another one."""
@@ -118,6 +120,7 @@ def test_members_with_other_data_in_the_second_loop(tmp_path: Path) -> None:
         assert all(worker in reason for worker in both)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_batch_that_follows_the_workers_in_each_loop(tmp_path: Path) -> None:
     pace = tmp_path / "pace"

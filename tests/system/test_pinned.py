@@ -36,6 +36,7 @@ def test_workers_have_cores_of_their_own_and_what_loads_for_them_has_all(tmp_pat
     assert {loading for _, _, loading in said} == {str(len(os.sched_getaffinity(0)))}
 
 
+@pytest.mark.long
 def test_who_has_no_core_of_its_own_says_so_and_takes_part(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     with Elastic(

@@ -20,7 +20,7 @@ def sizes(folder: Path) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["weighted", "batches"])
+@pytest.mark.parametrize("kind", [pytest.param("weighted", marks=pytest.mark.long), "batches"])
 def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
     out, single, pace = tmp_path / "out", tmp_path / "single", tmp_path / "pace"
     pace.write_text("0.01")
@@ -51,7 +51,7 @@ def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["weighted", "batches"])
+@pytest.mark.parametrize("kind", [pytest.param("weighted", marks=pytest.mark.long), "batches"])
 def test_a_worker_whose_sampler_draws_others_is_refused(tmp_path: Path, kind: str) -> None:
     out, pace = tmp_path / "out", tmp_path / "pace"
     pace.write_text("0.2")  # until the other worker has come

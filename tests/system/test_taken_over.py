@@ -89,6 +89,7 @@ def test_it_goes_on_from_what_was_shipped_when_its_folder_is_lost(tmp_path: Path
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 
 
+@pytest.mark.long
 def test_another_script_is_not_what_is_to_be_taken_over(tmp_path: Path) -> None:
     hosts, pace = tmp_path / "hosts.txt", tmp_path / "pace"
     hosts.write_text("localhost\n")

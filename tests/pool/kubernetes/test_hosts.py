@@ -72,6 +72,7 @@ async def opened(folder: Path, *names: str) -> AsyncGenerator[list[Hosts]]:
                 await pool.close()
 
 
+@pytest.mark.long
 def test_two_pools_in_one_namespace_do_not_touch_each_other(cluster: Cluster, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, "one", "two") as (one, two):

@@ -94,6 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_an_evicted_coordinator_comes_back_and_goes_on_with_its_pods(cluster: Cluster, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_an_api_server_that_is_away_costs_no_worker_and_is_used_again(
     assert left(cluster) == []
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_with_its_pods_at_another_address(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
@@ -182,6 +183,7 @@ def _read(path: Path) -> str:
         return ""
 
 
+@pytest.mark.long
 def test_a_run_that_fails_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     job = (str(tmp_path / "out"), "--fail-at", "3")
     pool = f"kubernetes,namespace={NAMESPACE},image={IMAGE},size=1"
