@@ -56,6 +56,12 @@ LIVE = (  # how the commands of a live run begin, in the order in which they are
     "run --detach", "join", "status", "numerics --against run", "ticket new", "trace", "release", "ticket revoke",
     "scale", "stop",
 )  # fmt: skip
+BEFORE = {  # a pattern of commands: what is run before the first of them
+    r"runs/|^(account|dashboard|evaluate|replay|report)": "run --folder runs/done train.py",
+    r"runs/B": "run --folder runs/B train.py",
+    r"^numerics .*other\.json": "numerics --json other.json",
+    r"^hosts clean": "run --folder runs/hosts --listen 0.0.0.0 --pool ssh,hosts=hosts.txt train.py",
+}
 ENVIRON_OF = {r"^join - ": {"FARANDOLE_HOST": "node2"}}  # the machine where the page starts it
 Value = TypeVar("Value")
 
@@ -154,8 +160,9 @@ MEANWHILE = {  # a pattern of commands: what is done while they run
 def alone(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[bool]:
     """Run the commands that take no live run, or a finished one: runs/done."""
     names = {rf"(examples/{example}\.py.*)": rf"\1 {short}" for example, short in example_data(folder).items()}
+    names[r"(^hosts clean .*)runs/NAME"] = r"\1runs/hosts"
     names[r"runs/(NAME|A|20261121-160210-train)\b"] = "runs/done"
-    for line in ("run --folder runs/done train.py", "run --folder runs/B train.py", "numerics --json other.json"):
+    for line in [line for pattern, line in BEFORE.items() if any(of(each, {pattern: None}) for each in lines)]:
         yield Call(line, folder, environ).end()
     for line in lines:
         endless = line.startswith(("bench", "probe"))  # they end the script themselves

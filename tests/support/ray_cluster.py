@@ -1,5 +1,6 @@
 """A real Ray cluster on this machine: a head without CPUs, and nodes, each a raylet of its own.
 
+OF_JOBS = ("aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv")  # packages that Ray's job server needs
 A process of its own holds the cluster, because Ray's library leaves files open. `WHY_NOT` says what is missing if
 there can be no cluster.
 """
