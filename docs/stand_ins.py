@@ -153,7 +153,7 @@ def services(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def make_hosts(folder: Path, hosts: sshd.Sshd) -> None:
-    """Write the hosts files. Their hosts have names, as real ones do: `ssh` finds the addresses in its configuration."""
+    """Write the hosts files. They have names, as real hosts do: see the configuration of `ssh`."""
     names = sorted({name for file in HOSTS.values() for name in file})
     with (folder / "ssh" / "config").open("a") as config:
         for name, address in zip(names, hosts.addresses, strict=True):

@@ -116,7 +116,16 @@ def test_a_command_that_the_check_of_the_pages_does_not_run_has_a_test_that_is_t
         assert f'"{page.name}"' in text if page.exists() else options[0] in text, line
 
 
-@every([*docs_check.TESTED_BY, *docs_check.NEEDS, *docs_check.SMALLER, *docs_check.ENVIRON_OF, *docs_check.MEANWHILE])
+@every(
+    [
+        *docs_check.TESTED_BY,
+        *docs_check.NEEDS,
+        *docs_check.SMALLER,
+        *docs_check.BEFORE,
+        *docs_check.ENVIRON_OF,
+        *docs_check.MEANWHILE,
+    ]
+)
 def test_each_rule_of_the_check_is_of_some_command(pattern: str) -> None:
     assert [line for line in LINES if re.search(pattern, line) or docs_check.of(line, {pattern: None})]
 

@@ -29,7 +29,8 @@ SetEnv {environ}
 
 
 class Sshd:
-    """Hosts at 127.0.0.2 and so on, `count` of them; `ssh` is the command that reaches them. `environ`: their variables.
+    """Hosts at 127.0.0.2 and so on, `count` of them; `ssh` is the command that reaches them.
+    `environ`: their variables.
 
     With SHLVL set, bash does not read the .bashrc of the user who runs the tests: two that begin at once may disturb
     each other there, and what they print would be in the commands' output.
