@@ -160,6 +160,7 @@ MEANWHILE = {  # a pattern of commands: what is done while they run
 def alone(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[bool]:
     """Run the commands that take no live run, or a finished one: runs/done."""
     names = {rf"(examples/{example}\.py.*)": rf"\1 {short}" for example, short in example_data(folder).items()}
+    names[r"(^probe .*)--epochs \d+"] = r"\1--epochs 1000"  # it ends the script itself
     names[r"(^hosts clean .*)runs/NAME"] = r"\1runs/hosts"
     names[r"runs/(NAME|A|20261121-160210-train)\b"] = "runs/done"
     for line in [line for pattern, line in BEFORE.items() if any(of(each, {pattern: None}) for each in lines)]:
