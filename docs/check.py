@@ -200,7 +200,7 @@ def main() -> None:
     if of_live and only and not only.startswith("run --detach"):
         of_live = ["run --detach train.py", *of_live, "stop"]
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work"
         prepare(folder, [smaller(line, folder, {}) for line in lines])
         environ = stack.enter_context(services(folder))
         results = [*alone([line for line in chosen if line not in of_live], folder, environ)]

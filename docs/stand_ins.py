@@ -131,31 +131,32 @@ def program(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def services(folder: Path) -> Iterator[dict[str, str]]:
     """Start the hosts, the store and EC2, for this process and those that it starts. Yields variables of commands."""
+    place = folder.parent  # runs pack the folder
     with contextlib.ExitStack() as stack:
-        moto = stack.enter_context(account(folder))
-        for path in tars.folder(folder / "tars", index=False).iterdir():
+        moto = stack.enter_context(account(place))
+        for path in tars.folder(place / "tars", index=False).iterdir():
             moto.client("s3").put_object(Bucket="bucket", Key=f"tars/{path.name}", Body=path.read_bytes())
-        machines = Machines(moto, folder / "machines")
+        machines = Machines(moto, place / "machines")
         stack.callback(machines.close)
         environ = {
             **{name: value for name, value in ENVIRON.items() if name.startswith("AWS_")},
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT / 'src'}:{folder / 'modules'}",
-            "HOME": str(folder / "home"),
+            "HOME": str(place / "home"),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "120",
         }
-        (folder / "home").mkdir()
+        (place / "home").mkdir()
         if sshd.AVAILABLE:
-            (folder / "ssh").mkdir()
-            make_hosts(folder, stack.enter_context(sshd.Sshd(folder / "ssh", 2, environ)))
+            (place / "ssh").mkdir()
+            make_hosts(folder, stack.enter_context(sshd.Sshd(place / "ssh", 2, environ)))
         yield {**environ, "FARANDOLE_METADATA": stack.enter_context(Ec2Service()).address}
 
 
 def make_hosts(folder: Path, hosts: sshd.Sshd) -> None:
     """Write the hosts files. They have names, as real hosts do: see the configuration of `ssh`."""
     names = sorted({name for file in HOSTS.values() for name in file})
-    with (folder / "ssh" / "config").open("a") as config:
+    with (folder.parent / "ssh" / "config").open("a") as config:
         for name, address in zip(names, hosts.addresses, strict=True):
             config.write(f"Host {name}\n HostName {address}\n Port {hosts.port}\n")
     options = shlex.join(shlex.split(hosts.ssh)[1:])
