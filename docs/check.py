@@ -62,7 +62,7 @@ BEFORE = {  # a pattern of commands: what is run before the first of them
     r"^numerics .*other\.json": "numerics --json other.json",
     r"^hosts clean": "run --folder runs/hosts --listen 0.0.0.0 --pool ssh,hosts=hosts.txt train.py",
 }
-ENVIRON_OF = {r"^join - ": {"FARANDOLE_HOST": "node2"}}  # the machine where the page starts it
+ENVIRON_OF = {r"^join (- |\S*/farandole-network-)": {"FARANDOLE_HOST": "node2"}}  # the machine where a page starts it
 Value = TypeVar("Value")
 
 
@@ -143,10 +143,10 @@ def visit(call: Call) -> None:
 
 
 def second_host(call: Call) -> None:
-    """Type the printed line on the second host."""
-    call.until(lambda: "farandole join" in call.output)
+    """Type the printed line on the second host, when the first one is there: the ticket is written before."""
+    call.until(lambda: "1 of 2 hosts" in call.output)
     if found := re.search(r"farandole (join \S+)", call.output):
-        other = call.also(found[1].replace("join ", "join --notices none "))
+        other = call.also(found[1])
         call.process.wait(LIMIT_S)
         other.process.wait(LIMIT_S)
 

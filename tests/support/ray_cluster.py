@@ -1,6 +1,5 @@
 """A real Ray cluster on this machine: a head without CPUs, and nodes, each a raylet of its own.
 
-OF_JOBS = ("aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv")  # packages that Ray's job server needs
 A process of its own holds the cluster, because Ray's library leaves files open. `WHY_NOT` says what is missing if
 there can be no cluster.
 """
@@ -29,6 +28,7 @@ import pytest
 from tests.support.forked import ENVIRON
 from tests.support.slurm import until
 
+OF_JOBS = ("aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv")  # packages that Ray's job server needs
 WHY_NOT = "a Ray cluster needs the package ray"
 CAN = find_spec("ray") is not None
 STORE_BYTES = 80 << 20
