@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from tests.support.forked import ENVIRON
 from tests.support.harness import read_lines
 from tests.support.pages import ROOT, block_with, changed, readme_script
-from tests.support.ray_cluster import OF_JOBS, ray_cluster
+from tests.support.ray_cluster import OF_JOBS, RayCluster, ray_cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 PAGE = ROOT / "docs" / "ray.md"
@@ -35,18 +34,27 @@ def fingerprint(folder: Path, command: str) -> str:
     return re.findall(r"fingerprint of the weights: (\S+)", printed)[0]
 
 
-@pytest.mark.skipif(not all(map(find_spec, OF_JOBS)), reason="Ray's job server needs the packages of ray[default]")
-def test_a_run_on_a_node_and_a_job_of_ray_train_to_the_bits_of_one_process(tmp_path: Path) -> None:
-    work, shared = tmp_path / "work", tmp_path / "shared"
+def check(work: Path, command: str, folder: Path) -> None:
+    """Execute a command with the README's script. It must train to the bits of one process, and save in the folder."""
     work.mkdir()
     (work / "train.py").write_text(changed(readme_script(), {"epochs=20": "epochs=2"}))
-    on_a_node, as_a_job = block_with(PAGE, "ray job submit").splitlines()
-    smaller: Mapping[str, str] = {"size=8,num_gpus=1": "size=2"}
+    assert fingerprint(work, command) == fingerprint(work, "python train.py")
+    assert [line for line in read_lines(folder) if line.get("event") == "host"]
+    assert list((folder / "checkpoints").glob("step-*.pt"))
+
+
+def page_lines() -> list[str]:
+    """The line for a node, and the one for a job."""
+    return changed(block_with(PAGE, "ray job submit"), {"size=8,num_gpus=1": "size=2"}).splitlines()
+
+
+def test_a_run_on_a_node_trains_to_the_bits_of_one_process(cluster: RayCluster, tmp_path: Path) -> None:
+    check(tmp_path / "work", page_lines()[0], tmp_path / "work" / "runs" / "mine")
+    assert cluster.actors() == []
+
+
+@pytest.mark.skipif(not all(map(find_spec, OF_JOBS)), reason="Ray's job server needs the packages of ray[default]")
+def test_a_job_of_ray_trains_to_the_bits_of_one_process(tmp_path: Path) -> None:
     with ray_cluster(tmp_path / "home", nodes=2, dashboard=True) as cluster:
-        here = {**smaller, "http://HEAD:8265": cluster.dashboard, "/shared": str(shared)}
-        commands = ("python train.py", changed(on_a_node, smaller), changed(as_a_job, here))
-        assert len({fingerprint(work, command) for command in commands}) == 1
-        assert cluster.actors() == []
-    for folder in (work / "runs" / "mine", shared / "runs" / "mine"):
-        assert len({line["host"] for line in read_lines(folder) if line.get("event") == "host"}) >= 1
-        assert list((folder / "checkpoints").glob("step-*.pt"))
+        here = {"http://HEAD:8265": cluster.dashboard, "/shared": str(tmp_path)}
+        check(tmp_path / "work", changed(page_lines()[1], here), tmp_path / "runs" / "mine")
