@@ -103,7 +103,7 @@ class Call:
         with source.open("rb") as stdin, self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "farandole", *words[: min(ends, default=None)]], cwd=folder, stdin=stdin,
-                env=dict(ChainMap(*of(line, ENVIRON_OF), environ)), stdout=output, stderr=subprocess.STDOUT,
+                env=dict(ChainMap(*of(line, ENVIRON_OF), dict(environ))), stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     @property

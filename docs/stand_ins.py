@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -129,7 +129,7 @@ def program(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def services(folder: Path) -> Iterator[dict[str, str]]:
+def services(folder: Path) -> Generator[dict[str, str]]:
     """Start the hosts, the store and EC2, for this process and those that it starts. Yields variables of commands."""
     place = folder.parent  # runs pack the folder
     with contextlib.ExitStack() as stack:
