@@ -20,8 +20,8 @@
 # make lending   a training lends its nodes to an urgent job of a real Slurm and takes them again; needs root and apt
 # make screens   the pictures of docs/ and README, from a run of the demo in a real Chromium
 # make docs      the site, in site/: the pages of docs/, and the reference from docstrings, help and tests; works offline
-# make docs-check  the pages' programs compile, the site builds without a warning, and the commands that one machine can
-#                  run are run; a quarter of an hour
+# make docs-check  the pages' programs compile, the site builds without a warning, and the commands run, but those that a
+#                  test runs; with hosts over a real sshd, S3 and EC2 by moto; about half an hour
 # make texts     all help texts, errors and events in one file, texts.txt, to be read
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #

@@ -1,168 +1,211 @@
-"""Runs the commands of the pages that one machine can run, in an empty folder, and says why it runs the others not.
+"""Runs the commands of the pages in an empty folder.
 
     python -m docs.check [PATTERN]      only commands that begin with this regular expression
 
 tests/cli/test_commands_of_pages.py shows that the command line accepts each command; this shows that each ends with
-exit code 0. First the commands without a live run, in the order of the pages, then those of a live run, which
+exit code 0. docs/stand_ins.py makes what they name: hosts, a store, EC2, data. SMALLER makes long commands short; the
+output has the line that was run. A command of TESTED_BY is run by that test instead.
+
+First the commands without a live run, in the order of the pages, then those of a live run, which
 `farandole run --detach` begins and `farandole stop` ends.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
-from tests.support.pages import PAGES, ROOT, changed, commands, readme_script
+from docs.stand_ins import example_data, prepare, services
+from tests.support import browser, sshd
+from tests.support.pages import PAGES, commands
 
-LIMIT_S = 400
-ENVIRON = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
-LEFT_OUT = {  # a pattern of the words: why such a command is not run here
-    r"--pool (?!local)": "it takes machines of a pool",
-    r"^hosts\b": "it takes hosts",
-    r"^pool list": "it takes an account of AWS",
-    r"\w+://": "it takes a store elsewhere",
-    r"(^|['\s])~?/\w|10\.0\.0\.5": "it takes files or addresses of another machine",
-    r"(examples/(?!digits)|clothing)\S*": "it takes data that is not here",
-    r"^(simulate|plan)\b": "it takes recorded traces of a market",
-    r"^(bench (steps|batch|scaling)|.*benchmarks/)": "it takes minutes",
-    r"^(top|dashboard)\b": "it ends only when somebody ends it",
-    r"^bench network": "it waits for another machine",
-    r" < ": "it reads what another command has printed",
-    r"--notices ec2": "it takes an instance of EC2",
-    r"--take-over": "it takes a run whose machine is lost",
+LIMIT_S = 600
+SHORT, ENDLESS = 2, 1_000_000  # epochs
+TESTED_BY = {  # a pattern of commands: the test that runs them
+    r"--pool kubernetes|--run /runs/mine": "tests/pool/kubernetes/test_page.py",
+    r"--pool slurm": "tests/pool/slurm/test_page.py",
+    r"--pool ray": "tests/pool/ray/test_page.py",
+    r"--take-over": "tests/system/test_taken_over.py",
 }
-LIVE = ("status", "scale", "release", "stop", "trace", "join", "ticket", "numerics --against", "run --detach")
-ORDER = (
-    "run --detach", "join", "status", "numerics", "ticket new", "trace", "release", "ticket revoke", "scale", "stop",
+NEEDS = {  # a pattern of commands: whether this machine can run them, and why not
+    r"^hosts|--pool ssh|--config": (sshd.AVAILABLE, sshd.WHY_NOT),
+    r"--png": (bool(browser.INSTALLED), browser.WHY_NOT),
+}
+SMALLER = {  # a pattern of a part of commands: what stands for it. FOLDER is the folder of this check
+    r"(?<![\w.:/])~?/(?=\w)": "FOLDER/root/",
+    r"10\.0\.0\.5": "0.0.0.0",
+    r"size=[48]\b": "size=1",
+    r"tiktoken:gpt2": "tiktoken:small",
+    r"TRACE\.\.\.": "us-east-2b_v100_1.json us-west-2a_v100_1.json",
+    r"--steps 8 --rounds 3": "--steps 2 --rounds 1",
+    r"(benchmarks/resnet\.py.*)": r"\1 --side 32 --batch 8 --micro 4 --samples 4000",
+    r"(^bench batch .*)train\.py": r"\1examples/digits.py --policy per-worker --epochs 30",
+}
+LIVE = (  # how the commands of a live run begin, in the order in which they are run
+    "run --detach", "join", "status", "numerics --against run", "ticket new", "trace", "release", "ticket revoke",
+    "scale", "stop",
 )  # fmt: skip
-HISTORY = "0 2\n3 3\n5 1\n"
-PRICES = "date = 2026-11-01\n[pools]\nlocal = 0.05\n"
+BEFORE = {  # a pattern of commands: what is run before the first of them
+    r"runs/|^(account|dashboard|evaluate|replay|report)": "run --folder runs/done train.py",
+    r"runs/B": "run --folder runs/B train.py",
+    r"^numerics .*other\.json": "numerics --json other.json",
+    r"^hosts clean": "run --folder runs/hosts --listen 0.0.0.0 --pool ssh,hosts=hosts.txt train.py",
+}
+ENVIRON_OF = {r"^join (- |\S*/farandole-network-)": {"FARANDOLE_HOST": "node2"}}  # the machine where a page starts it
+Value = TypeVar("Value")
+
+
+def page_commands() -> list[str]:
+    """Each command of the pages, once, as a shell reads it."""
+    return list(dict.fromkeys(shlex.join(words) for page in PAGES for words in commands(page.read_text())))
+
+
+def of(line: str, table: Mapping[str, Value]) -> list[Value]:
+    """Return the values of the patterns that match the command."""
+    plain = " ".join(shlex.split(line))
+    return [value for pattern, value in table.items() if re.search(pattern, plain)]
 
 
 def reason(line: str) -> str:
     """Why a command is not run here; "" if it is."""
-    return next((why for pattern, why in LEFT_OUT.items() if re.search(pattern, line)), "")
+    missing = [why for is_there, why in of(line, NEEDS) if not is_there]
+    return next((f"{test} runs them" for test in of(line, TESTED_BY)), missing[0] if missing else "")
 
 
-def script() -> str:
-    """The README's script on fewer samples, with an evaluation; EPOCHS says how long it trains."""
-    return changed(
-        readme_script(),
-        {
-            "import torch\n": "import os\n\nimport torch\n",
-            "20_000": "2_000",
-            "epochs=20": 'epochs=int(os.environ["EPOCHS"])',
-            "if run.is_leader:": "    if step.ends_epoch:\n        run.log(accuracy=run.evaluate(model, train_set, "
-            "lambda logits, y: logits.argmax(1) == y))\nif run.is_leader:",
-        },
-    )
+def smaller(line: str, folder: Path, names: Mapping[str, str]) -> str:
+    """The command with its stand-ins. `names`: those of its runs, tickets and examples, which are known here only."""
+    for pattern, text in [*SMALLER.items(), *names.items()]:
+        line = re.sub(pattern, text, line)
+    return line.replace("FOLDER", str(folder))
 
 
-def prepare(folder: Path) -> None:
-    """Put what the commands name into the folder."""
-    (folder / "train.py").write_text(script())
-    (folder / "package").mkdir()
-    (folder / "package" / "__init__.py").touch()
-    (folder / "package" / "train.py").write_text(script())
-    (folder / "examples").symlink_to(ROOT / "examples")
-    for name in ("h.txt", "history.txt"):
-        (folder / name).write_text(HISTORY)
-    (folder / "prices.toml").write_text(PRICES)
-    (folder / "token").write_text("0123456789abcdef" * 4 + "\n")
-    (folder / "token").chmod(0o600)
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("a text\n" * 100)
+class Call:
+    """A command that runs, in `folder`. `<` reads a file, as in a shell; `>` is dropped."""
+
+    def __init__(self, line: str, folder: Path, environ: Mapping[str, str], epochs: int = SHORT) -> None:
+        (folder / "epochs").write_text(str(epochs))
+        self.line, self._folder, self._environ, self._began = line, folder, environ, time.monotonic()
+        words = shlex.split(line)
+        ends = [words.index(sign) for sign in "<>" if sign in words]
+        source = folder / words[words.index("<") + 1] if "<" in words else Path("/dev/null")
+        self._output = Path(tempfile.mkstemp(dir=folder / "outputs")[1])
+        with source.open("rb") as stdin, self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "farandole", *words[: min(ends, default=None)]], cwd=folder, stdin=stdin,
+                env=dict(ChainMap(*of(line, ENVIRON_OF), dict(environ))), stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition, or the end of the command."""
+        while not condition() and self.process.poll() is None:
+            time.sleep(0.2)
+
+    def end(self) -> bool:
+        """Wait for its end, and print it. Returns True if its exit code is 0."""
+        try:
+            code = self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()  # so that it ends its own processes
+            code = self.process.wait(60) or 1
+        print(
+            f"{'FAILS' if code else 'ok':6}{time.monotonic() - self._began:6.1f} s  farandole {self.line}", flush=True
+        )
+        if code:
+            print(*(f"      | {each}" for each in self.output.splitlines()[-8:]), f"      exit code {code}", sep="\n")
+        return not code
+
+    def also(self, line: str) -> Call:
+        """Start another command beside this one."""
+        return Call(line, self._folder, self._environ, ENDLESS)
 
 
-def call(words: Sequence[str], folder: Path, epochs: int) -> subprocess.Popen[str]:
-    """Start one, with its output in a pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "farandole", *words], cwd=folder, env={**ENVIRON, "EPOCHS": str(epochs)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def visit(call: Call) -> None:
+    """Open the page of the dashboard, then press Ctrl-C."""
+    call.until(lambda: "http://" in call.output)
+    if found := re.search(r"http://\S+", call.output):
+        urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(found[0], timeout=60).close()
+    call.process.send_signal(signal.SIGINT)
 
 
-def finish(line: str, process: subprocess.Popen[str]) -> bool:
-    """Wait for one, and print what became of it. Returns True if its exit code is 0."""
-    began = time.monotonic()
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # so that it ends its own processes
-        output = f"{process.communicate(timeout=60)[0]}\nno end within {LIMIT_S} s"
-    print(
-        f"{'ok' if not process.returncode else 'FAILS':6}{time.monotonic() - began:6.1f} s  farandole {line}",
-        flush=True,
-    )
-    if process.returncode:
-        print(*(f"      | {each}" for each in output.splitlines()[-8:]), sep="\n", flush=True)
-    return not process.returncode
+def second_host(call: Call) -> None:
+    """Type the printed line on the second host, when the first one is there: the ticket is written before."""
+    call.until(lambda: "1 of 2 hosts" in call.output)
+    if found := re.search(r"farandole (join \S+)", call.output):
+        other = call.also(found[1])
+        call.process.wait(LIMIT_S)
+        other.process.wait(LIMIT_S)
 
 
-def named(words: Sequence[str], names: dict[str, str]) -> list[str]:
-    """The words, with the names that stand for a run, a ticket or a file; a redirection is dropped."""
-    kept = list(words[: words.index(">")] if ">" in words else words)
-    for before, after in names.items():
-        kept = [word.replace(before, after) for word in kept]
-    return kept
+MEANWHILE = {  # a pattern of commands: what is done while they run
+    r"^dashboard": visit,
+    r"^bench network .*--listen 0\.0\.0\.0$": second_host,
+}
 
 
-def alone(lines: Sequence[str], folder: Path) -> Iterator[bool]:
+def alone(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[bool]:
     """Run the commands that take no live run, or a finished one: runs/done."""
-    yield finish("run (the finished run of the others)", call(["run", "--folder", "runs/done", "train.py"], folder, 2))
-    yield finish("numerics", call(["numerics", "--json", "other.json"], folder, 2))
-    names = dict.fromkeys(("runs/NAME", "runs/A", "runs/20261121-160210-train"), "runs/done")
-    (folder / "runs" / "B").symlink_to("done")
+    names = {rf"(examples/{example}\.py.*)": rf"\1 {short}" for example, short in example_data(folder).items()}
+    names[r"(^probe .*)--epochs \d+"] = r"\1--epochs 1000"  # it ends the script itself
+    names[r"(^hosts clean .*)runs/NAME"] = r"\1runs/hosts"
+    names[r"runs/(NAME|A|20261121-160210-train)\b"] = "runs/done"
+    for line in [line for pattern, line in BEFORE.items() if any(of(each, {pattern: None}) for each in lines)]:
+        yield Call(line, folder, environ).end()
     for line in lines:
         endless = line.startswith(("bench", "probe"))  # they end the script themselves
-        yield finish(line, call(named(shlex.split(line), names), folder, 1000 if endless else 2))
+        call = Call(smaller(line, folder, names), folder, environ, ENDLESS if endless else SHORT)
+        for act in of(line, MEANWHILE):
+            act(call)
+        yield call.end()
 
 
-def live(lines: Sequence[str], folder: Path) -> Iterator[bool]:
+def live(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[bool]:
     """Run the commands of a live run, from `run --detach` to `stop`."""
-    joined: dict[str, subprocess.Popen[str]] = {}
-    folder_of_run, names = folder, dict[str, str]()
-    for line in sorted(lines, key=lambda line: next(n for n, begin in enumerate(ORDER) if line.startswith(begin))):
-        words = named(shlex.split(line), names)
+    joined, run, names = list[Call](), "", dict[str, str]()
+    for line in sorted(lines, key=lambda line: next(n for n, begin in enumerate(LIVE) if line.startswith(begin))):
+        call = Call(smaller(line, folder, names), folder, environ, ENDLESS)
         if line.startswith("join"):
-            if not joined:  # the others differ only in the name of the ticket
-                joined[line] = call(words, folder, 1_000_000)
-                until_ready(folder_of_run, joined[line])
+            joined.append(call)
+            metrics = folder / run / "metrics.jsonl"
+            call.until(lambda: len(re.findall(r'"ready".*"guest', metrics.read_text())) == len(joined))  # noqa: B023
             continue
-        yield finish(line, call(words, folder, 1_000_000))
+        yield call.end()
         if line.startswith("run"):
-            folder_of_run = max((folder / "runs").iterdir(), key=lambda path: path.lstat().st_mtime)
-            run = f"runs/{folder_of_run.name}"
-            names = {"runs/NAME": run, "runs/job1": run, "run.ticket": f"{run}/ticket", "TICKET": f"{run}/ticket"}
-    for line, process in joined.items():
-        yield finish(line, process)
-
-
-def until_ready(run: Path, worker: subprocess.Popen[str]) -> None:
-    """Wait until an external worker has asked for admission, or has ended."""
-    while worker.poll() is None and not re.search(r'"ready".*"guest', (run / "metrics.jsonl").read_text()):
-        time.sleep(0.2)
+            newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+            run = f"runs/{newest.name}"
+            names = {r"runs/(NAME|job1)": run, r"run\.ticket|TICKET": f"{run}/ticket"}
+    for call in joined:
+        yield call.end()
 
 
 def main() -> None:
     only = sys.argv[1] if len(sys.argv) > 1 else ""
-    lines = list(dict.fromkeys(shlex.join(words) for page in PAGES for words in commands(page.read_text())))
-    plain = {line: " ".join(shlex.split(line)) for line in lines}
-    run = [line for line in lines if not reason(plain[line]) and re.match(only, line)]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        prepare(folder)
-        results = [*alone([line for line in run if not line.startswith(LIVE)], folder)]
-        results += live([line for line in run if line.startswith(LIVE)], folder)
-    for why, number in Counter(reason(plain[line]) for line in lines).items():
+    lines = page_commands()
+    chosen = [line for line in lines if not reason(line) and re.match(only, line)]
+    of_live = [line for line in chosen if line.startswith(LIVE)]
+    if of_live and only and not only.startswith("run --detach"):
+        of_live = ["run --detach train.py", *of_live, "stop"]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "work"
+        prepare(folder, [smaller(line, folder, {}) for line in lines])
+        environ = stack.enter_context(services(folder))
+        results = [*alone([line for line in chosen if line not in of_live], folder, environ)]
+        results += live(list(dict.fromkeys(of_live)), folder, environ)
+    for why, number in Counter(map(reason, lines)).items():
         print(f"{number:4} {f'are not run: {why}' if why else 'are run'}")
     sys.exit(0 if all(results) else 1)
 

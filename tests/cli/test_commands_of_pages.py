@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import typer
 
+from docs import check as docs_check
 from farandole.cli.commands import app
 from farandole.errors import UsageError
 from farandole.pool.spec import pools
 from tests.support.every import every
-from tests.support.pages import BLOCK, PAGES, blocks, commands
+from tests.support.pages import BLOCK, PAGES, ROOT, blocks, commands
 
 COMMANDS: Any = typer.main.get_command(app)
 SPAN = r"`farandole ([a-z]+ [^`]*)`"
@@ -95,3 +96,49 @@ def test_a_wrong_option_in_a_sentence_is_found_and_a_missing_argument_is_none() 
     check(whole, is_whole=False)
     with pytest.raises(Exception, match="fodler"):
         check(wrong, is_whole=False)
+
+
+# --- docs/check.py ----------------------------------------------------------------------------------------------------
+
+LINES = docs_check.page_commands()
+
+
+def test_a_command_that_the_check_of_the_pages_does_not_run_has_a_test_that_is_there() -> None:
+    left_out = {line: docs_check.of(line, docs_check.TESTED_BY) for line in LINES}
+    left_out = {line: tests for line, tests in left_out.items() if tests}
+    assert len(left_out) <= 10, "new ones can be run by docs/check.py"
+    for line, tests in left_out.items():
+        [test] = tests
+        text = (ROOT / test).read_text()
+        assert "def test_" in text
+        [options] = [re.findall(p, line) for p, name in docs_check.TESTED_BY.items() if name == test]
+        page = ROOT / "docs" / f"{Path(test).parent.name}.md"
+        assert f'"{page.name}"' in text if page.exists() else options[0] in text, line
+
+
+@every(
+    [
+        *docs_check.TESTED_BY,
+        *docs_check.NEEDS,
+        *docs_check.SMALLER,
+        *docs_check.BEFORE,
+        *docs_check.ENVIRON_OF,
+        *docs_check.MEANWHILE,
+    ]
+)
+def test_each_rule_of_the_check_is_of_some_command(pattern: str) -> None:
+    assert [line for line in LINES if re.search(pattern, line) or docs_check.of(line, {pattern: None})]
+
+
+def test_what_the_check_runs_names_no_path_and_no_address_of_another_machine() -> None:
+    for line in LINES:
+        if not docs_check.of(line, docs_check.TESTED_BY):
+            words = shlex.split(docs_check.smaller(line, Path("/here"), {}))
+            assert not [word for word in words if re.match(r"~|/(?!here/)|10\.", word)], line
+
+
+def test_a_command_is_run_if_no_test_does_it_and_this_machine_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(docs_check.NEEDS, "^hosts", (False, "no sshd"))
+    assert docs_check.reason("hosts check hosts.txt") == "no sshd"
+    assert "tests/pool/slurm/test_page.py" in docs_check.reason("run --pool slurm,size=8 train.py")
+    assert docs_check.reason("run --pool local train.py") == ""

@@ -28,6 +28,7 @@ import pytest
 from tests.support.forked import ENVIRON
 from tests.support.slurm import until
 
+OF_JOBS = ("aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv")  # packages that Ray's job server needs
 WHY_NOT = "a Ray cluster needs the package ray"
 CAN = find_spec("ray") is not None
 STORE_BYTES = 80 << 20

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -23,19 +24,21 @@ PidFile none
 StrictModes no
 UsePAM no
 PasswordAuthentication no
-SetEnv SHLVL=1
+SetEnv {environ}
 """
 
 
 class Sshd:
     """Hosts at 127.0.0.2 and so on, `count` of them; `ssh` is the command that reaches them.
+    `environ`: their variables.
 
     With SHLVL set, bash does not read the .bashrc of the user who runs the tests: two that begin at once may disturb
     each other there, and what they print would be in the commands' output.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, environ: Mapping[str, str] | None = None) -> None:
         self._folder, self.port = folder, _free_port()
+        self._environ = " ".join(f'"{name}={value}"' for name, value in {"SHLVL": "1", **(environ or {})}.items())
         self.addresses = [f"127.0.0.{number + 2}" for number in range(count)]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -64,7 +67,7 @@ class Sshd:
 
     def begin(self, address: str) -> None:
         config = self._folder / f"sshd-{address}"
-        config.write_text(CONFIG.format(address=address, port=self.port, folder=self._folder))
+        config.write_text(CONFIG.format(address=address, port=self.port, folder=self._folder, environ=self._environ))
         assert SSHD is not None
         self._processes[address] = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL

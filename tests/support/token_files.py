@@ -12,6 +12,17 @@ import msgspec
 import numpy as np
 
 VOCABULARY = 60_000
+# A module tiktoken_ext.NAME, which gives tiktoken an encoding called small.
+ENCODING = """
+import tiktoken
+
+def small():
+    ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
+    ends = {"<|endoftext|>": 70_000}
+    return {"name": "small", "pat_str": r"\\w+|\\W+", "mergeable_ranks": ranks, "special_tokens": ends}
+
+ENCODING_CONSTRUCTORS = {"small": small}
+"""
 
 
 def some_ids(count: int, seed: int = 0) -> list[int]:

@@ -18,7 +18,7 @@ from farandole.data.tokens import Tokens
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.leavings import group_lives
 from tests.support.lines import naming
-from tests.support.token_files import write_lines
+from tests.support.token_files import ENCODING, write_lines
 
 pytestmark = pytest.mark.processes
 
@@ -176,17 +176,6 @@ def test_to_s3_and_once_more(tmp_path: Path) -> None:
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------------
-
-ENCODING = """
-import tiktoken
-
-def small():
-    ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
-    ends = {"<|endoftext|>": 70_000}
-    return {"name": "small", "pat_str": r"\\w+|\\W+", "mergeable_ranks": ranks, "special_tokens": ends}
-
-ENCODING_CONSTRUCTORS = {"small": small}
-"""
 
 
 def test_tiktoken(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ import pytest
 from farandole.control.ticket import load
 from tests.support.forked import ENVIRON
 from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
-from tests.support.ray_cluster import ray_cluster, redis
+from tests.support.ray_cluster import OF_JOBS, ray_cluster, redis
 from tests.support.slurm import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 
 JOB = Path(__file__).parents[2] / "jobs" / "small.py"
 EPOCHS = ("--epochs", "60")
-OF_JOBS = ("aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv")
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
