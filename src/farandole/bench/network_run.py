@@ -101,6 +101,8 @@ class _Watch:
                 tell(f"{told} of {hosts} hosts: {', '.join(there)}")
             return told >= hosts
 
+        tell("starting the run")
+        self._until(lambda _: True)  # until there is a ticket, and somebody who answers to it
         tell(f"waiting for {hosts} hosts; a machine can join: farandole join {self._folder / TICKET}")
         names = _members(self._until(all_there))
         first = self._count()

@@ -404,8 +404,8 @@ def network(
 ) -> None:
     """Measure the links between hosts, and predict a step with each codec.
 
-    All other options are those of `farandole run`. Two of them bring the hosts: --pool ssh,hosts=hosts.txt, or --listen
-    0.0.0.0 with `farandole join` on the other machines. Keeps no files.
+    All other options are those of `farandole run`. They bring the hosts: --listen 0.0.0.0 with --pool
+    ssh,hosts=hosts.txt, or with `farandole join` on the other machines. Keeps no files.
     """
     import msgspec
     from rich.console import Console
