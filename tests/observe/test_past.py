@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from farandole.observe.past import Past, past
+from farandole.observe.past import DEPARTURES, Past, departures, past
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
 from farandole.protocol import events
@@ -98,6 +98,19 @@ def test_it_is_told_since_when_the_bits_are_not_promised() -> None:
 
 def test_lines_that_are_none_say_nothing() -> None:
     assert past("r", [b'{"event":\n', b'{"step":1,\n', b"\xff\n"]) == Past(run="r", damaged=3)
+
+
+def test_the_newest_departures_have_a_worker_and_a_reason() -> None:
+    lost = [an(events.LostEvent, worker=f"w{number}", reason=f"reset {number}") for number in range(DEPARTURES)]
+    left = an(events.LeftEvent, worker="w8", reason="released")
+    died = an(events.DiedEvent, worker="w5", reason="killed by signal 9")
+    lines = [as_written(line) for line in (*TRAINED, *lost, step(2), left, died, SAVED)]
+    found = departures([*lines, b'{"event":"lost"'])
+    assert len(found) == DEPARTURES - 1, "one of the newest is torn"
+    assert [mentions(found[index], worker) for index, worker in ((0, "w3"), (-2, "w8"), (-1, "w5"))] == [True] * 3
+    assert mentions(found[-2], "released")
+    assert mentions(found[-1], "killed by signal 9")
+    assert departures(as_written(line) for line in WHOLE) == []
 
 
 def test_words() -> None:

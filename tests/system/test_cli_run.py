@@ -60,6 +60,8 @@ def test_a_crash_is_replaced_and_what_the_worker_started_is_ended(launch: Callab
     run.note_processes()
     (run.folder / "crash-w2").touch()
     run.wait_for("w1", "w3")
+    live = farandole("status", "--run", str(run.folder), cwd=run.cwd).stdout
+    assert naming(live, "w2", "code 7") or naming(live, "w2", "lost")
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")

@@ -42,7 +42,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show a run's progress and workers, or its outcome."""
+    """Show a run's progress and workers, or its outcome, and which workers left, when and why."""
     answer = _ask(run)
     if as_json:
         import msgspec
@@ -58,6 +58,20 @@ def status(
         tell("\n".join(_details(place_of(run))))
     else:
         Console().print(status_table(answer))
+    if gone := _departures(place_of(run)):
+        tell("\n".join(["", "departures", *gone]))
+    if isinstance(answer, Past):
+        tell("\nmore: `farandole report`, `farandole account`")
+
+
+def _departures(folder: Path) -> list[str]:
+    from farandole.observe.past import departures
+
+    try:
+        with open(folder / METRICS, "rb", opener=files.opener) as file:
+            return departures(file)
+    except OSError:  # it was deleted while the run trains
+        return []
 
 
 def _details(folder: Path) -> list[str]:
@@ -69,7 +83,7 @@ def _details(folder: Path) -> list[str]:
     written = Written(folder, prices_in(settings_of(folder)))
     while written.read_on():
         pass
-    return [*details(written.course, written.account()), "more: `farandole report`, `farandole account`"]
+    return details(written.course, written.account())
 
 
 def _ask(run: RunOption) -> Status | Past:
@@ -111,7 +125,7 @@ def top(
 ) -> None:
     """Watch a run, or several: progress, workers, events and cost.
 
-    If several runs are alive, show one line for each. If the output is not a terminal, print once.
+    If several runs are alive, show one line for each. If the output is not a terminal, print once, without events.
     """
     if run is not None and ticket is not None:
         raise UsageError("top: --run and --ticket can't be combined; give one of them")

@@ -12,13 +12,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from farandole.observe.text import not_promised
+from farandole.observe.text import describe, not_promised, time_text
 from farandole.protocol import events
 from farandole.protocol.metrics import Line, StepLine, parse_line
 from farandole.protocol.values import FAILURES
 
 _EVENT = b'{"event":'  # beginning of the line of an event
 _STEP_LINES = 100  # lines of steps; the newest undamaged one counts
+_DEPARTURES = tuple(f'{_EVENT.decode()}"{name}"'.encode() for name in ("left", "lost", "died"))
+DEPARTURES = 6  # of them are shown
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +115,13 @@ def after(before: Past, line: Line) -> Past:
 
 def with_step(before: Past, step: StepLine) -> Past:
     return msgspec.structs.replace(before, steps=step.step + 1, total=step.total, epoch=step.epoch, loss=step.loss)
+
+
+def departures(lines: Iterable[bytes]) -> list[str]:
+    """Returns the newest departures of workers, each with its time of day and its reason. `lines`: as of `past`."""
+    newest = deque((line for line in lines if line.startswith(_DEPARTURES)), maxlen=DEPARTURES)
+    return [
+        f"{time_text(event.time)}  {describe(event)}"
+        for event in map(parse_line, newest)
+        if isinstance(event, events.LeftEvent | events.LostEvent | events.DiedEvent)
+    ]
