@@ -143,8 +143,8 @@ def visit(call: Call) -> None:
 
 
 def second_host(call: Call) -> None:
-    """Type the printed line on the second host, when the first one is there: the ticket is written before."""
-    call.until(lambda: "1 of 2 hosts" in call.output)
+    """Type the printed line on the second host."""
+    call.until(lambda: "farandole join" in call.output)
     if found := re.search(r"farandole (join \S+)", call.output):
         other = call.also(found[1])
         call.process.wait(LIMIT_S)
