@@ -47,6 +47,7 @@ SMALLER = {  # a pattern of a part of commands: what stands for it. FOLDER is th
     r"10\.0\.0\.5": "0.0.0.0",
     r"size=[48]\b": "size=1",
     r"tiktoken:gpt2": "tiktoken:small",
+    r"(^bench .*--json )(?=scaling|batches)": r"\1measured-",  # `plan` reads the prepared ones: larger machines
     r"TRACE\.\.\.": "us-east-2b_v100_1.json us-west-2a_v100_1.json",
     r"--steps 8 --rounds 3": "--steps 2 --rounds 1",
     r"(benchmarks/resnet\.py.*)": r"\1 --side 32 --batch 8 --micro 4 --samples 4000",
