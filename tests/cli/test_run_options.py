@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from farandole.cli.run import run
+from farandole.cli.supervisor import check
 from farandole.errors import UsageError
 from farandole.protocol.cost import Prices
 from farandole.protocol.messages import Checkpoints, RunTerms
+from farandole.protocol.settings import PoolTerms
 from farandole.run_options import RUN_OPTIONS
 from farandole.settings import Settings
 
@@ -57,3 +59,10 @@ def test_an_invalid_value_names_the_variable(name: str, text: str) -> None:
     variable = RUN_OPTIONS[name].variable
     with pytest.raises(UsageError, match=variable):
         Settings.read({variable: text})
+
+
+@pytest.mark.parametrize("kinds", [(), ("local",), ("ssh", "local")])
+def test_a_limit_of_the_cost_needs_a_pool_with_prices(kinds: tuple[str, ...]) -> None:
+    pools = [PoolTerms(kind=kind, name=kind) for kind in kinds]
+    with pytest.raises(UsageError, match=r"--max-cost.*\bec2\b"):
+        check(pools, "127.0.0.1", print, priced=True)

@@ -290,6 +290,9 @@ def _code(process: subprocess.Popen[bytes]) -> str:
 # be reached have ended with all processes that they started.
 
 
+UNPRICED = ("local", "ssh")  # kinds of pools whose cost farandole does not know
+
+
 def check(
     specs: Sequence[PoolTerms], listen: str, show: Callable[[str], None], *, sized: bool = True, priced: bool = False
 ) -> None:
@@ -305,6 +308,8 @@ def check(
         raise UsageError(
             f"--pool {kind} has no size, and there is no --workers: give a number, as --pool {kind},size=2"
         )
+    if priced and all(spec.kind in UNPRICED for spec in specs):
+        raise UsageError("--max-cost: it counts the instances of an ec2 pool, and there is none; use --max-hours")
     for spec in specs:
         kind_of(spec.kind).check(spec, listen, show, priced=priced)
 

@@ -5,6 +5,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const COLOURS = ["--line", "--line2", "--line3", "--line4"];
 const charts = new Set();
 const SIDE = 74; // width of the left axis; the same in pictures with one time axis
+const AROUND = [null, 32, null, null]; // on the right half of the last time's label
 const view = {log: false, smoothing: 0}; // of the curves: a logarithmic axis, and the weight of the values before
 
 function smoothed(values, weight) { // an exponential mean, without bias at the beginning
@@ -202,6 +203,7 @@ class Stairs extends Chart {
     const whole = (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : ""));
     this.make({
       scales: {y: {range: (_, least, most) => [0, Math.max(1, most || 1) * 1.08]}},
+      padding: AROUND,
       axes: this.axes({values: (_, ticks) => this.times(ticks), space: 90}, {values: whole, size: SIDE}),
       series: [{}, {stroke: () => css("--in"), fill: () => css("--coming"), width: 1.5, paths: uPlot.paths.stepped({align: 1}),
                     points: {show: false}}],
@@ -243,6 +245,7 @@ class Timeline extends Chart {
     };
     this.make({
       scales: {y: {range: () => [-0.5, Math.max(this.stays.length, 1) - 0.5], dir: -1}},
+      padding: AROUND,
       axes: this.axes({values: (_, ticks) => this.times(ticks), space: 90}, {values: names, splits: rows, size: SIDE, grid: {show: false}}),
       series: [{}, {show: false}],
       hooks: {draw: [(plot) => this.bars(plot)]},
