@@ -323,6 +323,12 @@ def test_status_table_says_all_of_it() -> None:
         ("w2", "1", "member"),
         ("w3", "", "starting"),
     ]
+    rows: list[bool] = []
+    for each in (status, msgspec.structs.replace(status, state="starting", workers=())):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(status_table(each))
+        rows.append(bool(re.search(r"^workers +none", console.file.getvalue(), re.M)))  # type: ignore[attr-defined]
+    assert rows == [False, True], "a run that has just begun says why nobody is there"
 
 
 @pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (7, False)])

@@ -18,7 +18,7 @@ from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
 from farandole.control.run_folder import METRICS, is_locked
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.observe.past import Past
+from farandole.observe.past import Past, departures
 from farandole.platform import files
 from farandole.platform.output import escaped, say, tell
 from farandole.platform.process import up_to
@@ -42,7 +42,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show a run's progress and workers, or its outcome, and which workers left, when and why."""
+    """Show a run's progress, workers and departures, or its outcome."""
     answer = _ask(run)
     if as_json:
         import msgspec
@@ -65,8 +65,6 @@ def status(
 
 
 def _departures(folder: Path) -> list[str]:
-    from farandole.observe.past import departures
-
     try:
         with open(folder / METRICS, "rb", opener=files.opener) as file:
             return departures(file)

@@ -74,6 +74,8 @@ def _head(status: Status) -> Table:
         ("step", f"{step}, epoch {status.epoch}"),
         ("bits", status.bits if status.unpromised is None else f"{status.bits}: {not_promised(status.unpromised)}"),
     ]
+    if not status.workers and status.state == "starting":
+        rows.append(("workers", "none yet: they load torch and the script"))
     if status.codec != "none":
         rows.append(("codec", status.codec))
     if status.stalled is not None:
