@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from docs import check, pages, reference
+from docs import pages, reference, stand_ins
 from tests.support.every import every
 from tests.support.metric_lines import KINDS
-from tests.support.pages import PAGES, ROOT, blocks, commands
+from tests.support.pages import PAGES, ROOT, blocks
 
 SOURCE = ROOT / "src" / "farandole"
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\"\s>]+)")
@@ -151,18 +151,8 @@ def test_the_programs_of_a_page_compile(page: Path) -> None:
         compile(program, f"{page.name}, Python block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_a_command_that_takes_other_machines_or_stores_is_not_run_and_others_are() -> None:
-    assert check.reason("run --pool ssh,hosts=hosts.txt train.py")
-    assert check.reason("run --checkpoints s3://bucket/run1 train.py")
-    assert check.reason("numerics --json /tmp/x.json")
-    assert not check.reason("run --pool local,size=2 train.py")
-    assert not check.reason("numerics --json here.json")
-    lines = [" ".join(words) for page in PAGES for words in commands(page.read_text())]
-    assert {line.split()[0] for line in lines if not check.reason(line)} >= {"run", "status", "scale", "join", "stop"}
-
-
-def test_the_script_of_the_commands_compiles() -> None:
-    compile(check.script(), "train.py", "exec")
+def test_the_script_of_the_commands_compiles(tmp_path: Path) -> None:
+    compile(stand_ins.training_script(tmp_path), "train.py", "exec")
 
 
 # --- troubleshooting --------------------------------------------------------------------------------------------------
