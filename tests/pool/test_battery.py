@@ -260,9 +260,9 @@ FAR_POOLS = [
     pytest.param(ssh, id="ssh", marks=pytest.mark.processes),
     pytest.param(units, id="units", marks=[pytest.mark.processes, pytest.mark.long]),  # kubernetes is one too
     pytest.param(pods, id="kubernetes", marks=pytest.mark.processes),
-    pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world]),
+    pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world, pytest.mark.minutes]),
     pytest.param(jobs, id="slurm", marks=[pytest.mark.processes, pytest.mark.world]),
-    pytest.param(actors, id="ray", marks=[pytest.mark.processes, pytest.mark.world]),
+    pytest.param(actors, id="ray", marks=[pytest.mark.processes, pytest.mark.world, pytest.mark.minutes]),
 ]
 Make = Callable[..., Awaitable[Entry]]
 every = pytest.mark.parametrize("make", [*POOLS, *FAR_POOLS])

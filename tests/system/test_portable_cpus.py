@@ -44,13 +44,8 @@ def test_whatever_levels_this_cpu_is_told_to_have(tmp_path: Path) -> None:
         assert fingerprint(emulated.start("", words, {**ENVIRON, **told})) == plain, told
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        pytest.param(pair, marks=[pytest.mark.minutes] if number else [], id="-".join(pair))
-        for number, pair in enumerate(zip(emulated.AMD, emulated.INTEL, strict=True))
-    ],
-)
+@pytest.mark.minutes
+@pytest.mark.parametrize("pair", [*zip(emulated.AMD, emulated.INTEL, strict=True)], ids="-".join)
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(bool(emulated.MISSING), reason=emulated.MISSING)
 def test_on_cpus_of_two_makers(pair: tuple[str, str], tmp_path: Path) -> None:
