@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 
 from tests.support import forked, sshd
 from tests.support.fake_worker import gone, until
@@ -47,7 +48,7 @@ def test_check_says_who_is_ready_and_what_is_wrong_with_the_others(rack: Verbs) 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 hosts" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith(rack.name(0))).split()
-    assert row[1:5] == ["1", "yes", ".".join(map(str, sys.version_info[:3])), "0.1.0"]
+    assert row[1:6] == ["1", "yes", ".".join(map(str, sys.version_info[:3])), torch.__version__, "0.1.0"]
     assert "same" in row
     ports = [line.split()[2:] for line in done.stdout.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
     assert ports == [["yes"] * 3] * 3, done.stdout
