@@ -2,9 +2,10 @@
 # make test      all tests but those of test-world, test-long and examples-test; forty minutes on two slow cores
 # make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel;
 #                 real sshd processes; other CPUs, where apt's qemu-user is installed; and images, where apt's docker.io,
-#                 docker-registry and debootstrap are. BUT="and not minutes" for less
+#                 docker-registry and debootstrap are. BUT="and not minutes" for less.
+#                 PART=3/12 takes the fourth of twelve parts of the tests; test and test-long know it too
 # make test-cuda  what takes a GPU; each such test says so elsewhere
-# make test-long the cases that make test leaves out
+# make test-long what make test leaves out: further cases, and most runs of several processes
 # make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes
 # make examples  what the examples need; docs/examples.md has their commands
 # make examples-test  all examples, and the ported programs of other people, through a random history of joins, leaves
@@ -44,7 +45,7 @@ demo: $(VENV)/.demo
 # A test that hangs where no signal is heard (in a library's destructor) is told with its stacks, and its process ended.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST = -m pytest -n $(shell echo $$(( $(CORES) < 3 ? $(CORES) + 2 : 4 ))) --dist worksteal \
-    -o faulthandler_timeout=$(HANGS_S) -o faulthandler_exit_on_timeout=true
+    -o faulthandler_timeout=$(HANGS_S) -o faulthandler_exit_on_timeout=true $(if $(PART),--part $(PART))
 HANGS_S = 450
 
 test test-world test-long test-oldest: export CUDA_VISIBLE_DEVICES =

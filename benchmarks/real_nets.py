@@ -86,8 +86,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", help="of each row; default: 1, and one for each host")
     parser.add_argument("--codec", nargs="+", default=["none", "bf16+zstd"])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("words", nargs="*", metavar="-- OPTION", help="further options of the example")
-    return parser.parse_args()
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    return argparse.Namespace(**vars(parser.parse_args(given[:end])), words=given[end + 1 :])
 
 
 if __name__ == "__main__":

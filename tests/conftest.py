@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,8 +33,34 @@ settings.load_profile("untimed")
 os.umask(0o022)  # a folder that a test makes, and a group can write, is no place for a run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="of N parts of the selected tests that with number K, from 0 on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # xdist's workers have no terminal
+        config.pluginmanager.register(Failures(config))
+
+
+class Failures:
+    """Names each failed test at once. The summary is not written if the run is ended early."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal:
+            terminal.write_line(f"failed: {report.nodeid}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of processes first: where several share the work, short ones are left to even out its end."""
+    if part := config.getoption("--part"):
+        number, parts = map(int, part.split("/"))
+        others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != number]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
 
 

@@ -146,6 +146,7 @@ def test_a_target_that_is_not_reached_and_one_that_is_not_logged(tmp_path: Path)
     assert naming(out, "accuracy", "loss")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_constant_batch_and_a_script_that_fails(tmp_path: Path) -> None:
     words = (*FARANDOLE, "bench", "batch", "--workers", "1,2", "--target", "loss<=100")

@@ -69,6 +69,7 @@ def test_a_number_that_means_nothing_is_named(wrong: tuple[str, str]) -> None:
     assert all(word in done.stderr for word in wrong)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_that_ends_by_itself_is_shown() -> None:
     command = [*FARANDOLE, "bench", "network", "--codec", "nothing"]
@@ -83,6 +84,7 @@ def ticket_of(bench: subprocess.Popen[str]) -> Path:
     return next(Path(line.split()[-1]) for line in bench.stdout if "farandole join" in line)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_two_hosts(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"

@@ -31,6 +31,7 @@ def job(folder: Path, *arguments: str) -> list[str]:
     return [str(JOB), str(folder / "written" / "out"), "--record", *arguments]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_both_modes_are_measured_with_one_and_two_workers(tmp_path: Path) -> None:
     files = ("--json", "rows.json", "--plot", "chart.svg", "--price", "m5=0.25", "--ddp", "--transport", "gloo")
@@ -58,6 +59,7 @@ def test_both_modes_are_measured_with_one_and_two_workers(tmp_path: Path) -> Non
     assert not [folder for folder in folders if Path(folder).exists()]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_workers_may_be_on_the_hosts_of_a_pool(tmp_path: Path) -> None:
     """An agent starts them. They have nothing of the run's folder, and their log has the measurements."""

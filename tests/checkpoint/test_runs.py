@@ -54,6 +54,7 @@ def test_kill_9_of_everyone_then_another_number_of_workers(undisturbed: str, tmp
     assert len(job.checkpoints()) <= 3 + 1, "three are kept; one may not have been finished"
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_twice_past_a_damaged_checkpoint(undisturbed: str, tmp_path: Path) -> None:
     """Stopped; then killed; then the newest checkpoint has a flipped bit, and the one before it is used."""
     job = Job(tmp_path)

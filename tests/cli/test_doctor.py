@@ -40,6 +40,7 @@ def outcomes(answer: Mapping[str, Any]) -> dict[str, str]:
     return {row["name"]: row["outcome"] for row in answer["checks"]}
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_this_machine_and_a_host(farandole: Callable[..., tuple[object, str, str]]) -> None:
     Path("hosts.txt").write_text("localhost slots=2\n")
@@ -68,6 +69,7 @@ def test_a_damaged_torch_is_a_row_and_no_traceback(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_table_fits_80_columns_and_has_each_check(farandole: Callable[..., tuple[object, str, str]]) -> None:
     _, out, _ = farandole("doctor", "--listen", "192.0.2.7")

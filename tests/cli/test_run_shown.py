@@ -32,6 +32,7 @@ def of(path: Path) -> dict[str, str]:
     return summary_in(path.read_text())
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_figures_stay_below_what_happens(tmp_path: Path) -> None:
     folder, pace = tmp_path / "run", tmp_path / "pace"
     pace.write_text("0.05")

@@ -46,7 +46,7 @@ def done(folder: Path, source: str, *words: str) -> subprocess.CompletedProcess[
     outcome="no run is started, exit code 0; a script without `--help` is not trained, exit code 2",
 )
 @pytest.mark.parametrize("source", [PARSES + JOINS + TRAINS, JOINS + PARSES + TRAINS])
-@pytest.mark.parametrize("words", [("--width", "3", "--help"), ("-h",)])
+@pytest.mark.parametrize("words", [("--width", "3", "--help"), pytest.param(("-h",), marks=pytest.mark.long)])
 def test_the_help_is_the_scripts_own(source: str, words: tuple[str, ...], tmp_path: Path) -> None:
     ended = done(tmp_path, source, "run", "--workers", "4", "train.py", *words)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -58,7 +58,9 @@ def test_the_help_is_the_scripts_own(source: str, words: tuple[str, ...], tmp_pa
     assert ended.stdout.count("a net of the script's own") == 1
 
 
-@pytest.mark.parametrize("verb", [("check",), ("probe",), ("run", "-m")])
+@pytest.mark.parametrize(
+    "verb", [*(pytest.param((each,), marks=pytest.mark.long) for each in ("check", "probe")), ("run", "-m")]
+)
 def test_other_ways_to_start_a_script_show_it_too(verb: tuple[str, ...], tmp_path: Path) -> None:
     ended = done(tmp_path, PARSES + JOINS, *verb, "train" if "-m" in verb else "train.py", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -62,7 +62,13 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS.values() if codec != NONE], ids=lambda codec: codec.name)
-@pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
+@pytest.mark.parametrize(
+    ("hosts", "zones"),
+    [
+        pytest.param(*places, id=where, marks=[pytest.mark.long] * (where not in {"network", "two zones"}))
+        for where, places in WHERE.items()
+    ],
+)
 def test_with_a_codec_too_and_with_half_the_bytes_of_what_is_rounded(codec: Codec, hosts: str, zones: str) -> None:
     where = {"hosts": hosts[:3], "zones": zones[:3]}
     with workers(3, codec=codec, **where) as everyone, workers(3, **where) as without:

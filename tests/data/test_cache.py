@@ -99,6 +99,7 @@ def _read_all_of(url: str, cache: str) -> list[tuple[bytes, int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_several_processes_at_once_download_each_shard_once(source: Path, shards: Path, tmp_path: Path) -> None:
     with FileServer(shards) as server, ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:

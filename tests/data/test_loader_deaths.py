@@ -22,6 +22,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
 LOADING = ("--loaders", "2")
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Data and loader processes",
     "a DataLoader process is killed (out of memory, `kill -9`)",

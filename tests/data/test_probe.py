@@ -182,6 +182,7 @@ def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
     assert "bottleneck: decoding; " in output
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: str) -> None:
@@ -195,6 +196,7 @@ def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: st
     assert "cache_bytes" in output
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_store_that_only_the_first_step_waits_for(tmp_path: Path) -> None:
     shards = stored(tmp_path)

@@ -192,6 +192,7 @@ def test_segmentation(run: farandole.Run) -> None:
 # --- several workers, of which not all stay ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
 def test_a_kill_and_a_notice_in_the_middle(tmp_path: Path) -> None:

@@ -365,6 +365,7 @@ def test_a_state_of_a_callback_that_can_not_be_sent_is_refused(tmp_path: Path, r
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_bits_are_those_of_an_undisturbed_run_with_joins_a_kill_and_a_release(tmp_path: Path) -> None:
     out, single, pace = (tmp_path / name for name in ("out", "single", "pace"))

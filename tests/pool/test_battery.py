@@ -258,8 +258,8 @@ async def pods(folder: Path, *, able: bool) -> Entry:
 POOLS = [pytest.param(fake, id="fake"), pytest.param(local, id="local", marks=pytest.mark.processes)]
 FAR_POOLS = [
     pytest.param(ssh, id="ssh", marks=pytest.mark.processes),
-    pytest.param(units, id="units", marks=[pytest.mark.processes, pytest.mark.long]),  # kubernetes is one too
-    pytest.param(pods, id="kubernetes", marks=pytest.mark.processes),
+    pytest.param(units, id="units", marks=[pytest.mark.processes, pytest.mark.long]),
+    pytest.param(pods, id="kubernetes", marks=[pytest.mark.processes, pytest.mark.long]),
     pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world, pytest.mark.minutes]),
     pytest.param(jobs, id="slurm", marks=[pytest.mark.processes, pytest.mark.world]),
     pytest.param(actors, id="ray", marks=[pytest.mark.processes, pytest.mark.world, pytest.mark.minutes]),

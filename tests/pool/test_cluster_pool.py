@@ -102,6 +102,7 @@ def test_units_follow_what_is_wanted(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_an_engine_that_does_not_answer_is_reported_once_and_costs_no_host(tmp_path: Path) -> None:
     async def play() -> None:
         async with rig(tmp_path) as its:
@@ -141,6 +142,7 @@ def test_a_pool_whose_engine_is_away_is_closed_as_soon_as_its_agents_have_ended(
     asyncio.run(play())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_patient")
 def test_a_pool_whose_engine_is_away_waits_for_what_has_not_started(tmp_path: Path) -> None:
     async def play() -> None:
@@ -160,6 +162,7 @@ def test_a_pool_whose_engine_is_away_waits_for_what_has_not_started(tmp_path: Pa
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_another_process_of_the_pool_goes_on_with_its_units(tmp_path: Path) -> None:
     async def play() -> None:
         async with rig(tmp_path) as its:

@@ -271,6 +271,7 @@ def test_a_torch_that_can_not_be_loaded_is_a_fact(
     assert row("torch", machine(found)).outcome == "failed"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_own_port_of_a_survey_is_the_one_that_is_asked_for() -> None:
     local = HostLine(name="localhost", address="localhost")

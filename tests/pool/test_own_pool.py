@@ -16,6 +16,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 EPOCHS = ("--epochs", "60")
 
 
+@pytest.mark.long
 def test_a_pool_of_another_package_trains_to_the_same_bits_and_leaves_nothing(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
     entry = re.search(r"^mine = \"(.*)\"$", blocks["toml"], re.MULTILINE)

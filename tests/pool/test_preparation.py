@@ -80,6 +80,7 @@ def test_one_runs_it_while_the_others_wait_and_a_killed_one_s_is_waited_for(tmp_
     third.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> None:
     out, ready = tmp_path / "out", tmp_path / "ready"

@@ -46,14 +46,14 @@ def replay(counts: Sequence[int], gap_s: float, wanted: int, seed: int) -> Play:
     return play
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("wanted", [4, HOSTS])
 def test_two_weeks_that_were_drawn(wanted: int, seed: int) -> None:
     replay(drawn(seed), 300.0, wanted, seed)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason=f"needs the recorded trace {RECORDED.name}")
-@pytest.mark.parametrize("wanted", [4, 8, HOSTS])
+@pytest.mark.parametrize("wanted", [4, *(pytest.param(wanted, marks=pytest.mark.long) for wanted in (8, HOSTS))])
 def test_two_weeks_that_were_recorded(wanted: int) -> None:
     """Of 16 spot instances with a V100 each, in us-west-2a; 16 days."""
     trace = json.loads(RECORDED.read_text())

@@ -49,6 +49,7 @@ def test_every_shard_sees_the_value_and_the_next_step_goes_on_from_it(run: faran
         assert run.fingerprint() == fingerprint, "nothing else has changed"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_with_a_join_in_the_middle_and_alone(tmp_path: Path) -> None:
     out, single, pace = tmp_path / "out", tmp_path / "single", tmp_path / "pace"

@@ -32,6 +32,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in OFTEN else [pytest.mark.long]) for kind in KINDS]

@@ -110,6 +110,7 @@ def test_the_contestants_take_turns_and_are_what_they_say(start: Start, tmp_path
     assert not (tmp_path / "runs").exists(), "nothing is kept"
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Command line",
     "a script for `farandole bench` can't train under DistributedDataParallel",
@@ -125,6 +126,7 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
     assert bench.blocks()[1:] == [ALONE, OURS, OURS, ALONE]
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Command line",
     "a script for `farandole bench` has a loop that is too short, leaves it early, or raises",
@@ -158,6 +160,7 @@ def begun(bench: Bench) -> bool:
     return len(bench.pids()) == 2 and all(len(steps) > FIRST for steps in bench.steps().values())
 
 
+@pytest.mark.long
 def test_the_first_interrupt_ends_all_of_it(start: Start) -> None:
     bench = start(options=("--steps", "500"))
     until(lambda: begun(bench))
@@ -168,6 +171,7 @@ def test_the_first_interrupt_ends_all_of_it(start: Start) -> None:
     assert not bench.place.exists()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Command line",
     "a worker of `farandole bench` dies",

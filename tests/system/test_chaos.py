@@ -219,6 +219,7 @@ def test_a_chaos_run(place: Path, reference: Reference, capsys: pytest.CaptureFi
     assert told.faults == {"kill coordinator": 1, "edit": 1, "kill": 1}
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) -> None:
     """Another seed's weights, a sample twice, a sample lost: of what a real run has left."""
@@ -238,6 +239,7 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
         assert re.search(r"\b1 samples\b.*\bsample \d+ of epoch \d+", surplus)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.usefixtures("reference")
 def test_a_run_that_hangs_tells_where(place: Path) -> None:

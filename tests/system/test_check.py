@@ -41,6 +41,7 @@ def test_a_script_without_a_fault(tmp_path: Path) -> None:
     assert not any(each["cause"] for each in found.values())
 
 
+@pytest.mark.long
 def test_a_sum_over_the_inner_loop_is_named(tmp_path: Path) -> None:
     found = checked(tmp_path, "parts", "--no-micro", code=0)
     assert outcomes(found) == dict.fromkeys((*BITS, "values"), "agrees")
@@ -53,11 +54,11 @@ def test_a_sum_over_the_inner_loop_is_named(tmp_path: Path) -> None:
     [
         ("generator", "workers", "the micro-batch", "generator", "NOISE"),
         pytest.param("noise", "workers", "the loss", "generator", "own", marks=pytest.mark.long),
-        ("first", "workers", "model.body.0.weight", "first state", None),
-        ("counter", "join", "the loss", "script state", "calls"),
+        pytest.param("first", "workers", "model.body.0.weight", "first state", None, marks=pytest.mark.long),
+        pytest.param("counter", "join", "the loss", "script state", "calls", marks=pytest.mark.long),
         pytest.param("rate", "join", "optimizer.param_groups[0].lr", "script state", "calls", marks=pytest.mark.long),
         pytest.param("attribute", "join", "the loss", "script state", "model.scale", marks=pytest.mark.long),
-        ("average", "join", "the loss", "not replicated", "average"),
+        pytest.param("average", "join", "the loss", "not replicated", "average", marks=pytest.mark.long),
     ],
 )
 def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: str, suspect: str | None) -> None:
@@ -72,6 +73,7 @@ def test_other_bits(tmp_path: Path, fault: str, where: str, name: str, cause: st
     assert suspect is None or suspect in [each["name"] for each in found[where]["suspects"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
@@ -95,6 +97,7 @@ def test_a_script_that_fails_shows_its_own_traceback_once() -> None:
     assert "farandole/check" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_script_that_refuses_its_arguments_shows_its_usage_and_no_traceback() -> None:
     done = run([*COMMAND, str(EXAMPLES / "digits.py"), "--nonsense"], env=ENVIRON, timeout=100)
     assert done.returncode == 1
@@ -102,6 +105,7 @@ def test_a_script_that_refuses_its_arguments_shows_its_usage_and_no_traceback() 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_loop_that_is_too_short_is_an_error() -> None:
     done = run([*COMMAND, str(JOB), "short"], env=ENVIRON, timeout=100)
     assert done.returncode == 2
@@ -111,6 +115,7 @@ def test_a_loop_that_is_too_short_is_an_error() -> None:
     assert mentions(done.stderr, "--workers", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("leg", "signum"),
     [

@@ -54,6 +54,7 @@ def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path
         assert ticket["secret"].encode() not in path.read_bytes(), path
 
 
+@pytest.mark.long
 def test_a_crash_is_replaced_and_what_the_worker_started_is_ended(launch: Callable[..., Launched]) -> None:
     run = launch("--workers", "2", arguments=("--children",))
     until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
@@ -183,6 +184,7 @@ def test_a_signal_while_the_coordinator_is_away_stops_in_order(launch: Callable[
     assert naming(out, "checkpoint")
 
 
+@pytest.mark.long
 def test_a_coordinator_that_dies_again_and_again_ends_the_run(launch: Callable[..., Launched]) -> None:
     run = launch("--workers", "1", arguments=("--children",))
     run.wait_for("w1")

@@ -64,6 +64,7 @@ def undisturbed(project: Project, place: Path, *arguments: str) -> str:
     return end.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Other code than the run's",
     "the script or a module of its folder is edited, renamed or deleted while a run trains, and a worker is replaced",

@@ -31,6 +31,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "the code is edited while the run is on, here or in the copy of a host",
@@ -67,6 +68,7 @@ def test_who_comes_after_an_edit_executes_what_was_packed(project: Path, tmp_pat
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 
 
+@pytest.mark.long
 def test_a_run_of_this_machine_alone_has_nothing_to_fetch(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.touch()

@@ -30,6 +30,7 @@ def fingerprint(place: Path, codec: str) -> str:
     return done.stdout.rsplit("fingerprint ", 1)[-1].strip()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("codec", "other", "hosts"),
     [

@@ -23,6 +23,7 @@ def server(tmp_path: Path) -> Iterator[FileServer]:
         yield serving
 
 
+@pytest.mark.long
 def test_a_joiner_has_its_shards_when_it_enters_and_the_bits_are_those_of_a_local_disk(
     server: FileServer, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def launch(tmp_path: Path) -> Iterator[Any]:
         run.end()
 
 
+@pytest.mark.long
 def test_killed_again_and_again_it_takes_up_where_it_was(launch: Any) -> None:
     run: Run = launch("w1", "w2")
     address, secret = run.ticket.address, run.ticket.secret

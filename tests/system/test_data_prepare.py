@@ -54,6 +54,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*.tar")}
 
 
+@pytest.mark.long
 def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=40, size=(200, 150), suffix=".png")
     expected, target = tmp_path / "expected", tmp_path / "target"
@@ -86,6 +87,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     assert set(Counter(stored(target)).values()) == {1}
 
 
+@pytest.mark.long
 def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=30, size=(60, 40), suffix=".png")
     target = tmp_path / "target"
@@ -109,6 +111,7 @@ def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_bad_files_are_all_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=30, size=(60, 40), suffix=".png")
     (source / "ant" / "notes.txt").write_text("no image by its name")
@@ -161,6 +164,7 @@ def test_to_s3_and_once_more(tmp_path: Path) -> None:
     assert images.classes == CLASSES
 
 
+@pytest.mark.long
 def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=30, size=(60, 40), suffix=".png")
     expected, target = tmp_path / "expected", tmp_path / "target"
@@ -185,6 +189,7 @@ def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
     assert not (target / "index.json").exists(), "those of another listing don't count"
 
 
+@pytest.mark.long
 def test_two_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source")
     target = tmp_path / "target"

@@ -19,6 +19,7 @@ def on_demand(run: Elastic) -> set[str]:
     return {worker for view in run.events("view") for worker in view["members"] if worker.startswith("reserve-")}
 
 
+@pytest.mark.long
 def test_a_deadline_that_is_near_gets_on_demand_workers_and_the_same_bits(tmp_path: Path) -> None:
     alone(tmp_path / "one", JOB, str(tmp_path / "expected"))
     pace = tmp_path / "pace"
@@ -34,6 +35,7 @@ def test_a_deadline_that_is_near_gets_on_demand_workers_and_the_same_bits(tmp_pa
     assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
+@pytest.mark.long
 def test_a_deadline_that_is_far_gets_none(tmp_path: Path) -> None:
     job = (JOB, str(tmp_path / "out"), "--epochs", "20")
     with Elastic(tmp_path / "run", *job, workers=1, options=[*POOLS, "--deadline", "12h"]) as run:

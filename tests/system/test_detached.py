@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_file", [pytest.param(False, marks=pytest.mark.long), True])
 def test_it_returns_at_once_and_attach_watches_to_the_end(tmp_path: Path, in_file: bool) -> None:
     """Its options are on the command line or in a file, which the detached process reads again."""

@@ -29,6 +29,7 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the harness needs /proc")
 def test_all_checkpoints_of_a_run_and_one(tmp_path: Path) -> None:

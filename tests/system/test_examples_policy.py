@@ -101,7 +101,12 @@ def reported(name: str, printed: str) -> list[float]:
     return [float(figure) for figure in re.findall(TABLE[name].says, printed)] if name in TABLE else []
 
 
-@pytest.mark.parametrize("name", sorted(DATA))
+LONG = {"detect", "finetune", "imagenet"}  # nets of seconds a step
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in sorted(DATA)]
+)
 def test_it_trains_and_reports_and_its_schedule_ends_where_it_should(
     name: str, train: Callable[..., farandole.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ ONLY_JOINS = "import farandole\nrun = farandole.join()\n"
 UNTRAINED = "the script ended without going through run.steps(...), so this worker trained nothing"
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "the script of an external worker calls `farandole.join()` and ends without `run.steps`",

@@ -68,7 +68,9 @@ MOMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [*(pytest.param(each, marks=pytest.mark.long) for each in [*MOMENTS][:-1]), [*MOMENTS][-1]]
+)
 def test_kill_9_at_a_moment_of_the_protocol(
     moment: str, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +89,7 @@ def test_kill_9_at_a_moment_of_the_protocol(
 # --- standing still --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_external_worker_that_wakes_up_comes_back(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +174,7 @@ def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> 
             assert json.loads(written) == line
 
 
+@pytest.mark.long
 def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_there(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +265,7 @@ def test_the_code_with_which_the_script_exits_is_that_of_the_run(
         assert mentions(failed["traceback"], f"code {expected}", "farandole.join()" if not join else "line 3")
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:
     """Its heartbeats come, its step does not: the peers that wait for it say so, after the stall limit."""
     job = [str(FAULTS), str(tmp_path), "--fault", "hang"]

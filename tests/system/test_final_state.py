@@ -81,6 +81,7 @@ def test_a_finished_run_has_its_final_state_and_goes_on_if_more_is_asked_for(tmp
         assert fingerprint_of(run.events("saved")[0]["path"]) == longer
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Checkpoints",
     "all workers leave the loop early, and the run is started again in its folder",
@@ -100,6 +101,7 @@ def test_a_loop_left_early_by_everyone_is_an_end_too_and_can_be_gone_on_with(tmp
         assert run.events("finished")[0]["fingerprint"] == by_itself(tmp_path / "one")
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Checkpoints",
     "the script of a single-process run with `FARANDOLE_FOLDER` ends, leaves its loop by `break`, or fails",

@@ -56,6 +56,7 @@ def coordinator(run: Elastic) -> int:
     return int(json.loads((run.folder / "coordinator.json").read_text())["pid"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="ends a process by its id")
 def test_forged_lines(tmp_path: Path) -> None:
     pace = tmp_path / "pace"

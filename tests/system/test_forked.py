@@ -19,6 +19,7 @@ from tests.support.harness import Elastic, alone
 JOB = Path(__file__).parents[1] / "jobs" / "forking.py"
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "the script forks, and the child continues into the training code",

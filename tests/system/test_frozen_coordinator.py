@@ -59,6 +59,7 @@ def test_it_is_replaced_and_the_run_goes_on_and_can_be_stopped(tmp_path: Path) -
         assert Path(saved["path"]).exists()
 
 
+@pytest.mark.long
 def test_workers_whose_script_has_ended_save_what_they_hold_when_nobody_lets_them_go(
     tmp_path: Path,
 ) -> None:

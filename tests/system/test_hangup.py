@@ -62,6 +62,7 @@ def test_a_closed_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
     assert "SIGHUP" in metrics(folder)
 
 
+@pytest.mark.long
 def test_hangups_never_kill_and_nohup_ignores_them(launch: Callable[..., Launched], tmp_path: Path) -> None:
     run = launch("--workers", "1")
     run.wait_for("w1")
@@ -85,6 +86,7 @@ def test_hangups_never_kill_and_nohup_ignores_them(launch: Callable[..., Launche
         assert process.wait(200) == 0
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Processes, signals and crash loops",
     "the terminal of a `farandole join` is closed",

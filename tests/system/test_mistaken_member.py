@@ -42,6 +42,7 @@ run_script(sys.argv[1], sys.argv[2], sys.argv[3:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path: Path) -> None:
     pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"

@@ -48,6 +48,7 @@ if __name__ == "__main__":
 NET = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))\n"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
 def test_a_module_with_a_kill_and_a_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

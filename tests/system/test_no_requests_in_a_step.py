@@ -27,6 +27,7 @@ def counted(folder: Path, steps: int) -> list[str]:
     return [str(folder / "out"), "--messages", "--pace", str(folder / "pace"), *sizes]
 
 
+@pytest.mark.long
 def test_within_a_view_nothing_is_said_but_heartbeats_and_nothing_heard_but_that_they_came(tmp_path: Path) -> None:
     with Elastic(tmp_path / "run", JOB, *counted(tmp_path, STEPS), workers=2, options=["--min", "2"]) as run:
         run.finish()

@@ -160,6 +160,7 @@ def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path)
 # --- state that are gone --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Files, disks and output",
     "the journal is deleted while the run is on",
@@ -196,6 +197,7 @@ def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
     assert bool(list(run.folder.glob("journal.sqlite.damaged-1"))) == (what == "rubbish")
 
 
+@pytest.mark.long
 def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Path) -> None:
     """And comes back, as external workers do: the run goes on with what they have saved."""
     expected = fingerprint(tmp_path)
@@ -219,6 +221,7 @@ def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Pat
 # --- output that nobody takes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Files, disks and output",
     "the output of `farandole run` can't be written: `>&-`, a closed pipe, a full disk",
@@ -284,6 +287,7 @@ def test_a_folder_that_goes_and_one_that_holds_others_files_are_worth_a_word(
 # --- scripts with bad manners -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure("Files, disks and output", "a script prints to a full disk, or closes its standard output")
 @pytest.mark.failure(
     "Files, disks and output", "a script prints control sequences (colours, titles, content of others' files)"

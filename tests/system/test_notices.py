@@ -73,6 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return job.out.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service_of", [Ec2Service, pytest.param(GoogleService, marks=pytest.mark.long)])
 def test_an_external_worker_that_hears_of_its_end_leaves_within_two_steps(
     service_of: type[Service], tmp_path: Path, undisturbed: str
@@ -125,6 +126,7 @@ def on_the_host(run: Elastic) -> tuple[str, int]:
     return next((event["worker"], event["pid"]) for event in run.events("ready") if event["host"] == "localhost")
 
 
+@pytest.mark.long
 def test_the_agent_of_a_host_tells_its_pool_and_a_replacement_comes_first(tmp_path: Path, undisturbed: str) -> None:
     """Advice: the host trains on. Notice: its worker leaves, and is replaced by another pool's before."""
     job = Job(tmp_path)

@@ -32,6 +32,7 @@ def external_worker(run: Elastic, out: Path, **environ: str) -> subprocess.Popen
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     (
@@ -144,6 +145,7 @@ for step in run.steps(run.loader(rows, batch=farandole.GlobalBatch(8, micro=4)),
 """
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Scripts that differ between workers",
     "the script changes a setting of torch on all workers alike",

@@ -22,6 +22,7 @@ def values(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(line[name] for name in names) for line in read_lines(folder) if "judged" in line]
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "a worker is killed in a pass over a batch, or between two passes",

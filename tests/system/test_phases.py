@@ -35,6 +35,7 @@ def assert_same(tmp_path: Path, *, died: bool = False) -> None:
     assert max(steps) == sum(STEPS) - 1
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_with_joins_and_kills_in_both_loops_and_alone(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
@@ -102,6 +103,7 @@ def test_who_has_other_data_in_the_second_loop(tmp_path: Path) -> None:
     assert_same(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_members_with_other_data_in_the_second_loop(tmp_path: Path) -> None:
     pace, other = tmp_path / "pace", tmp_path / "other"

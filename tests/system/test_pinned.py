@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: two workers have none of their own")
 def test_workers_have_cores_of_their_own_and_what_loads_for_them_has_all(tmp_path: Path) -> None:
     for folder in (tmp_path / "out", tmp_path / "expected"):

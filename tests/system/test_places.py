@@ -26,6 +26,7 @@ def refused(command: list[str], cwd: Path, **environ: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Checkpoints",
     "two runs get the same place for checkpoints (`--checkpoints`), possibly at the same moment",

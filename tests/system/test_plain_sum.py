@@ -11,6 +11,7 @@ from tests.support.harness import Elastic, alone, read_lines
 JOB = Path(__file__).parents[1] / "jobs" / "plain_sum.py"
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "the script passes a value to `run.log` that each worker computes from its own micro-batches, such as a Python sum",

@@ -164,6 +164,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a loader process that still starts is not ended")
 def test_when_the_pools_process_is_killed_workers_and_their_loaders_end(tmp_path: Path) -> None:
     (tmp_path / "loader.py").write_text(LOADER)

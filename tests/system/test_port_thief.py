@@ -57,6 +57,7 @@ def thief(port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_the_port_is_never_free_while_the_run_lives(tmp_path: Path) -> None:
     """Nor do strangers that fill the queue meanwhile keep the workers out."""
     run, log = Launched(tmp_path, "--workers", "2"), tmp_path / "thief"

@@ -42,6 +42,7 @@ def test_forked_workers_and_an_external_worker_have_the_same_bits_and_so_has_a_r
     assert "may differ" not in again.stderr
 
 
+@pytest.mark.long
 def test_a_script_that_has_torch_already_is_told_how_to_start(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FARANDOLE_BITS": "portable", "FARANDOLE_TICKET": ""}
     alone = subprocess.run([sys.executable, str(JOB), str(tmp_path / "out")], env=environ, capture_output=True,

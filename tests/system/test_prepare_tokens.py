@@ -81,6 +81,7 @@ def test_every_kind_of_file_in_the_order_of_its_path(tmp_path: Path) -> None:
     assert [index[name] for name in facts] == ["uint16", 257, END, "bytes", 6]
 
 
+@pytest.mark.long
 def test_a_field_of_another_name_and_lines_of_a_text(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source" / "a.jsonl", ["one", "two"], "content").parent
     (source / "b.txt").write_text("three\n\nfour\n")
@@ -128,6 +129,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     assert stream(target) == ids(*(text for text in texts if text))
 
 
+@pytest.mark.long
 def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
@@ -147,6 +149,7 @@ def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:
     assert Tokens(target, 10).vocabulary == 300
 
 
+@pytest.mark.long
 def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source" / "a.jsonl", lines(3000)).parent
     expected, target = tmp_path / "expected", tmp_path / "target"
@@ -206,6 +209,7 @@ def tokenizer_json(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
+@pytest.mark.long
 def test_tokenizer_json(tokenizer_json: Path, tmp_path: Path) -> None:
     """Nothing is cut, padded or added, whatever it asks for."""
     source = write_lines(tmp_path / "source" / "a.jsonl", ["a b a b", "b </s> a", "far"]).parent

@@ -46,7 +46,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("how", "what"),
     [
-        ("batch", "the micro-batch"),
+        pytest.param("batch", "the micro-batch", marks=pytest.mark.long),
         ("loss", "the loss"),
         ("gradient", "model.0.weight"),
         ("buffers", "buffers"),

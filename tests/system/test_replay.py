@@ -67,6 +67,7 @@ def elastic(tmp_path: Path, *arguments: str) -> Path:
 IN_EVERY_RUN = ("AdaScale", "MomentumCompensation")  # one that measures, one that remembers
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @on_linux
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_a_replay_has_the_bits_of_the_run(rule: str, tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @on_linux
 def test_what_a_rule_remembers_comes_back_with_a_checkpoint(tmp_path: Path) -> None:

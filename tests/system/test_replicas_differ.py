@@ -86,6 +86,7 @@ def test_what_is_done_on_one_worker_alone_ends_the_run(how: str, tmp_path: Path)
         assert told["reason"] in run.output.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "under `--bits any` the replica of an admitted worker drifts by the rounding of its optimizer",

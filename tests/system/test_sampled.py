@@ -19,6 +19,7 @@ def sizes(folder: Path) -> list[tuple[int, int, int]]:
     return [(line["epoch"], line["step"], line["samples"]) for line in read_lines(folder) if "samples_per_s" in line]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("weighted", marks=pytest.mark.long), "batches"])
 def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
@@ -50,6 +51,7 @@ def test_with_a_join_and_a_kill_and_alone(tmp_path: Path, kind: str) -> None:
         assert max(used.values()) > 1
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("weighted", marks=pytest.mark.long), "batches"])
 def test_a_worker_whose_sampler_draws_others_is_refused(tmp_path: Path, kind: str) -> None:

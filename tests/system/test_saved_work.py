@@ -104,6 +104,7 @@ def test_an_external_worker_on_another_machine_leads_and_neither_loses_a_checkpo
     assert job.out.read_text() == undisturbed
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Checkpoints",
     "the disk with the checkpoints is missing (not mounted, moved, deleted) when a run is started again",

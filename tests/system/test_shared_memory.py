@@ -63,6 +63,7 @@ def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expecte
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in {**pids, **latest}.values()))
 
 
+@pytest.mark.long
 def test_a_joiner_and_then_a_sender_die_while_a_large_state_is_handed_over(tmp_path: Path) -> None:
     large = ("--frozen", "300")
     alone(tmp_path / "alone", JOB, str(tmp_path / "expected"), *large)
@@ -86,6 +87,7 @@ def test_a_joiner_and_then_a_sender_die_while_a_large_state_is_handed_over(tmp_p
     assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "External workers, pools and machines",
     "workers of one host can't share memory (a limit of file sizes, containers, two users)",

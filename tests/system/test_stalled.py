@@ -28,6 +28,7 @@ def hanging(tmp_path: Path, fault: str) -> Elastic:
     return Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=OPTIONS)
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Standing still",
     "the script hangs in the only worker, or in all of them",
@@ -81,6 +82,7 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
         assert all(value in over["reason"] for value in ("w1", "step 5", "logs/w1.log"))
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Standing still",
     "`farandole stop`, Ctrl-C or SIGTERM while all workers hang between two steps, as in a validation that never ends",

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.processes]
 JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
 
 
+@pytest.mark.long
 def test_it_goes_on_with_the_same_workers_to_the_same_bits(tmp_path: Path) -> None:
     """The local worker has ended with it; those of an agent have not, and have lost nothing."""
     hosts, pace, out = tmp_path / "hosts.txt", tmp_path / "pace", tmp_path / "out"

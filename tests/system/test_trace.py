@@ -69,6 +69,7 @@ class Traced:
         return times
 
 
+@pytest.mark.long
 def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Path) -> None:
     pace, out = tmp_path / "pace", tmp_path / "out.txt"
     alone(tmp_path / "one", JOB, str(tmp_path / "alone.txt"), *SIZES)

@@ -103,6 +103,7 @@ def test_the_first_of_a_run_hands_its_state_on_and_goes(tmp_path: Path, fed: str
         assert not run.events("state lost")
 
 
+@pytest.mark.long
 def test_joiners_that_can_not_be_fed_cost_nobody_their_place(tmp_path: Path, fed: str) -> None:
     """The third one of them can: it is tried again, after 1 s, then after 2 s."""
     job = Job(tmp_path)
@@ -118,6 +119,7 @@ def test_joiners_that_can_not_be_fed_cost_nobody_their_place(tmp_path: Path, fed
         assert not run.events("no replacements")
 
 
+@pytest.mark.long
 def test_where_all_are_struck_the_state_is_saved_and_it_goes_on_from_there(tmp_path: Path, fed: str) -> None:
     job = Job(tmp_path)
     with job.run(2) as run:
@@ -147,6 +149,7 @@ def test_where_nobody_can_open_the_data_the_run_ends_and_says_why(tmp_path: Path
         assert naming(run.output.read_text().splitlines()[-1], "farandole: error: ", REASON)
 
 
+@pytest.mark.long
 def test_an_external_worker_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: Path, fed: str) -> None:
     job = Job(tmp_path)
     with job.run(1) as run:

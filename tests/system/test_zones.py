@@ -18,6 +18,7 @@ WIDTH = 4096
 SUMS = (8 + 1 + 2 + 1) * WIDTH * 4 + 2 * WIDTH * 8  # bytes: of gradients, and of batch normalisation's buffers
 
 
+@pytest.mark.long
 def test_one_copy_of_the_sums_goes_each_way_between_two_zones_and_the_bits_stay(tmp_path: Path) -> None:
     """It would be two copies if each host exchanged with each other one. Then a host dies, and the rest goes on."""
     wide = ("--width", str(WIDTH), "--epochs", "16")

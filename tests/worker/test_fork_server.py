@@ -132,6 +132,7 @@ def test_a_forked_process_is_what_a_new_one_is(tmp_path: Path, monkeypatch: pyte
         assert len({*drawn}) == 3, "the random state and the key are each process's own"
 
 
+@pytest.mark.long
 def test_a_killed_server_takes_nobody_with_it_and_is_replaced(tmp_path: Path, sleeper: dict[str, str]) -> None:
     async def scenario(played: Played) -> None:
         played.pool.start("w1", "here")
@@ -163,6 +164,7 @@ def test_a_killed_server_takes_nobody_with_it_and_is_replaced(tmp_path: Path, sl
     assert len(told) == 1
 
 
+@pytest.mark.long
 def test_what_would_not_survive_a_fork_is_begun_afresh_and_that_is_said_once(
     tmp_path: Path, sleeper: dict[str, str]
 ) -> None:

@@ -89,6 +89,7 @@ def prepared(folder: Path, ticket: Ticket) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_job_s_variables_are_in_the_environment_of_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

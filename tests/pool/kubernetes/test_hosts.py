@@ -92,6 +92,7 @@ def test_two_pools_in_one_namespace_do_not_touch_each_other(cluster: Cluster, tm
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_quota_a_queue_and_an_image_keep_pods_from_running_until_they_do_not(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_quota_a_queue_and_an_image_keep_pods_from_running_until_they_do_not(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_pod_that_is_deleted_with_less_grace_has_a_sooner_deadline(cluster: Cluster, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, "pods") as (pods,):

@@ -63,6 +63,7 @@ def test_two_pods_train_to_the_same_bits_and_nothing_is_left(cluster: Cluster, r
     assert left(cluster) == []
 
 
+@pytest.mark.long
 def test_a_preempted_and_an_evicted_pod_leave_within_the_grace_and_others_come_instead(
     cluster: Cluster, rig: Rig, expected: bytes
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_run_that_was_killed_goes_on_with_its_pods_at_another_address(
     assert left(cluster) == []
 
 
+@pytest.mark.long
 def test_the_ticket_is_in_the_secret_alone_and_an_interrupted_run_leaves_nothing(cluster: Cluster, rig: Rig) -> None:
     """With one pod that runs, and others that wait for a node."""
     cluster.nodes.popitem()

@@ -113,6 +113,7 @@ def test_a_host_that_could_not_be_prepared_is_used_once_it_can(tmp_path: Path) -
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not(tmp_path: Path) -> None:
     async def play() -> None:
         work(tmp_path)
@@ -136,6 +137,7 @@ def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_a_host_that_serves_another_run_says_so_and_serves_both(tmp_path: Path) -> None:
     async def play() -> None:
         for run in ("one", "two"):
