@@ -24,7 +24,7 @@ from tests.protocol.unfed_bugs import UNFED_BUGS
 from tests.support.planted import planted
 
 WITHIN = 1500  # schedules
-SOON = 20  # where a search from 0 on is short
+SOON = 3  # where a search from 0 on is short
 
 
 @dataclass(frozen=True)
