@@ -1,5 +1,5 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
-# make test      all tests but those of test-world, test-long and examples-test; forty minutes on two slow cores
+# make test      all tests but those of test-world, test-long and examples-test; twenty minutes on two slow cores
 # make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel;
 #                 real sshd processes; other CPUs, where apt's qemu-user is installed; and images, where apt's docker.io,
 #                 docker-registry and debootstrap are. BUT="and not minutes" for less.
