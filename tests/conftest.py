@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests of processes first: where several share the work, short ones are left to even out its end."""
     if part := config.getoption("--part"):
         number, parts = map(int, part.split("/"))
-        others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != number]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        mine = {item: zlib.crc32(item.nodeid.encode()) % parts == number for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not mine[item]])
+        items[:] = [item for item in items if mine[item]]
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
 
 
