@@ -23,18 +23,24 @@ def launch(moto: Moto, **labels: str) -> str:
     return answer["Instances"][0]["InstanceId"]
 
 
+def living(moto: Moto) -> set[str]:
+    return {instance["InstanceId"] for instance in moto.living()}
+
+
 def test_what_keeps_it_from_a_run_is_in_its_log_and_it_ends_when_its_time_is_over(
     moto: Moto, machines: Machines
 ) -> None:
-    soon, secret = f"{time.time() + 40:.0f}", new_secret()
+    later, secret = f"{time.time() + 3600:.0f}", new_secret()
     dead = f'{{"address":"http://127.0.0.1:9","secret":"{secret}","run":"r"}}'
     Aws().put_secret(secret_name("dead", "ec2"), dead)
     expected = {
-        launch(moto, until=soon): "belongs to no run",
-        launch(moto, until=soon, run="over"): "ParameterNotFound",
-        launch(moto, until=soon, run="dead"): "no answer at http://127.0.0.1:9",
+        launch(moto, until=later): "belongs to no run",
+        launch(moto, until=later, run="over"): "ParameterNotFound",
+        launch(moto, until=later, run="dead"): "no answer at http://127.0.0.1:9",
     }
+    brief = launch(moto, until=f"{time.time() + 20:.0f}", run="over")
     for me, said in expected.items():
-        until(lambda me=me, said=said: said in machines.log(me), f"{said}: {machines.log(me)}", 90)
-    until(lambda: moto.living() == [], "all end themselves", 90)
-    assert secret not in "".join(map(machines.log, expected))
+        until(lambda me=me, said=said: said in machines.log(me), f"{said}: {machines.log(me)}", 250)
+    until(lambda: brief not in living(moto), "it ends itself", 250)
+    assert set(expected) == living(moto)
+    assert secret not in "".join(map(machines.log, (*expected, brief)))

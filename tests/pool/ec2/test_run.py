@@ -189,24 +189,36 @@ def test_what_a_run_may_last_or_cost_ends_it_with_a_checkpoint(moto: Moto, tmp_p
     assert moto.living() == []
 
 
+def crashed(place: Path, *options: str) -> None:
+    """A run with one instance, whose processes on this machine are killed."""
+    place.mkdir()
+    pace = place / "pace"
+    pace.write_text("0.2")
+    job = (str(place / "out"), "--pace", str(pace), "--epochs", "4000")
+    pool = ("--pool", f"ec2,template={TEMPLATE}")
+    with Elastic(place / "run", JOB, *job, workers=1, options=[*pool, *options]) as run:
+        run.until_step(1)
+        run.process.kill()
+        run.process.wait()
+
+
 @pytest.mark.usefixtures("machines")
 def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_end_themselves(
     moto: Moto, tmp_path: Path
 ) -> None:
-    pace, prices = tmp_path / "pace", tmp_path / "prices.csv"
-    pace.write_text("0.2")
+    prices = tmp_path / "prices.csv"
     prices.write_text("# 2026-11-01\ntype,zone,market,dollars\nc5.large,,spot,0.034\n")
-    options = ["--pool", f"ec2,template={TEMPLATE}", "--orphan-limit", "30"]
-    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
-    with Elastic(tmp_path / "run", JOB, *job, workers=1, options=options) as run:
-        run.until_step(1)
-        run.process.kill()
-        run.process.wait()
-        [living] = moto.living()
-        for priced, known in ((["--prices", str(prices)], True), ([], False)):
-            shown = subprocess.run(
-                [*FARANDOLE, "pool", "list", *priced], env=ENVIRON, capture_output=True, text=True, check=True
-            ).stdout
-            assert living["InstanceId"] in shown
-            assert ("0.034 dollars an hour" in shown, "2026-11-01" in shown) == (known, known)
-        until(lambda: moto.living() == [], "it is without its run for longer than the orphan limit", 120)
+    crashed(tmp_path / "first", "--orphan-limit", "3600")
+    [living] = moto.living()
+    for priced, known in ((["--prices", str(prices)], True), ([], False)):
+        shown = subprocess.run(
+            [*FARANDOLE, "pool", "list", *priced], env=ENVIRON, capture_output=True, text=True, check=True
+        ).stdout
+        assert living["InstanceId"] in shown
+        assert ("0.034 dollars an hour" in shown, "2026-11-01" in shown) == (known, known)
+    crashed(tmp_path / "second", "--orphan-limit", "10")
+    until(
+        lambda: [each["InstanceId"] for each in moto.living()] == [living["InstanceId"]],
+        "it is without its run for longer than the orphan limit",
+        250,
+    )
