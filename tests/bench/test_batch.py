@@ -118,6 +118,7 @@ def bench(folder: Path, *words: str, after: Sequence[str] = ()) -> tuple[int, st
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_trainings_with_the_batches_of_one_and_two_workers(tmp_path: Path) -> None:
     code, out = bench(

@@ -110,6 +110,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert result.recommended in CODECS
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_bench_that_is_terminated_leaves_no_run_and_no_folder() -> None:
     command = [*FARANDOLE, "bench", "network", "--mb", "1", "--workers", "1"]

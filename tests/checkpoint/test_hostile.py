@@ -295,6 +295,7 @@ def test_a_worker_says_what_is_wrong_with_the_only_one_and_ends(tmp_path: Path) 
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_state_of_other_objects_than_its_manifest_says_is_said_to_be_that(tmp_path: Path) -> None:
     """What fits is the manifest: of a checkpoint that this very script has written."""

@@ -51,6 +51,7 @@ def test_this_machine_and_a_host(farandole: Callable[..., tuple[object, str, str
     assert code == int("failed" in found.values())
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_damaged_torch_is_a_row_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise AttributeError('of another version')")

@@ -59,6 +59,7 @@ def test_on_a_terminal_the_figures_stay_below_what_happens(tmp_path: Path) -> No
     assert found["samples lost"] == "0"
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: Path) -> None:
     """As does who looks on for the end only: the same."""
     folder, pace, out = tmp_path / "run", tmp_path / "pace", str(tmp_path / "out")

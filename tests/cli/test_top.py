@@ -25,6 +25,7 @@ def once(*arguments: str, folder: Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
     pace, runs = tmp_path / "pace", tmp_path / "runs"
     pace.write_text("0.2")

@@ -46,7 +46,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("stage", [None, True], ids=["direct", "staged"])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(None, id="direct"), pytest.param(True, id="staged", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(("hosts", "zones"), WHERE.values(), ids=WHERE)
 @pytest.mark.parametrize(("count", "shards", "remark"), TABLE)
 def test_every_rank_has_the_bits_of_the_reference_in_every_round(
@@ -65,7 +67,7 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(
 @pytest.mark.parametrize(
     ("hosts", "zones"),
     [
-        pytest.param(*places, id=where, marks=[pytest.mark.long] * (where not in {"network", "two zones"}))
+        pytest.param(*places, id=where, marks=[pytest.mark.long] * (where != "two zones"))
         for where, places in WHERE.items()
     ],
 )

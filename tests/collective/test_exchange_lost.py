@@ -50,7 +50,7 @@ def redo(worker: Worker, view: View, step: int, shards: int, lineage: tuple[tupl
 @pytest.mark.parametrize("stage", [None, True], ids=["direct", "staged"])
 @pytest.mark.parametrize("hosts", ["", pytest.param("aaa", marks=pytest.mark.long), "aba"])
 @pytest.mark.parametrize("handed_in", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2)), 3])
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long), 2])
 def test_survivors_redo_the_round_on_the_same_connections(
     victim: int, handed_in: int, hosts: str, stage: bool | None
 ) -> None:

@@ -64,6 +64,7 @@ def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path
     until(lambda: all(gone(pid) for pid in pids), timeout_s=30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "then"), [("fork", "pass"), ("forkserver", "pass"), ("fork", "loader.close(); loader.close()")]
 )

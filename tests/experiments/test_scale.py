@@ -52,6 +52,7 @@ def test_workers_of_one_host_send_to_few_others() -> None:
     assert row.goodput > 0.95
 
 
+@pytest.mark.long
 def test_a_history_comes_to_the_same_account_at_both_levels() -> None:
     before = SHARDS["train"]
     [row] = history.rows([6], intervals=6, steps=500)

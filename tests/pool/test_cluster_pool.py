@@ -76,6 +76,7 @@ def test_a_pool_claims_its_size_unless_the_user_asked_for_a_number_of_workers(
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_units_follow_what_is_wanted(tmp_path: Path) -> None:
     async def play() -> None:
         async with rig(tmp_path) as its:

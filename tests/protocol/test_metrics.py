@@ -116,6 +116,7 @@ def test_a_replay_goes_by_what_is_whole(file: Path) -> None:
     assert history_of(lines, file.parent).changes == ((0, 1),)
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Files, disks and output", "`metrics.jsonl` is damaged (an incomplete write, another program, an older version)"
 )

@@ -89,6 +89,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             shutil.rmtree(each.place, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_the_contestants_take_turns_and_are_what_they_say(start: Start, tmp_path: Path) -> None:
     """With farandole and ddp both workers have the same gradient. Alone each has its own: nothing is exchanged."""
     bench = start(options=(*SHORT, "--json", str(tmp_path / "figures.json")))

@@ -89,6 +89,7 @@ def test_another_gradient_with_smaller_micro_batches(tmp_path: Path, fault: str,
     assert found["micro"]["cause"] == cause
 
 
+@pytest.mark.long
 def test_a_script_that_fails_shows_its_own_traceback_once() -> None:
     done = run([*COMMAND, str(JOB), "raises"], env=ENVIRON, timeout=100)
     assert done.returncode == 1

@@ -139,6 +139,7 @@ def test_the_second_signal_kills_the_frozen_too(launch: Callable[..., Launched])
     assert re.fullmatch("farandole: .*\n", err)
 
 
+@pytest.mark.long
 def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..., Launched], tmp_path: Path) -> None:
     run = launch("--workers", "2", arguments=("--children",))
     until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
@@ -161,6 +162,7 @@ def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..
     assert {event["worker"]: event["pid"] for event in run.events("ready")}.items() >= workers.items()
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_while_the_coordinator_is_away_is_replaced(launch: Callable[..., Launched]) -> None:
     run = launch("--workers", "2")
     until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])

@@ -51,6 +51,7 @@ def test_it_tells_where_it_listens_and_keeps_the_ticket_private(
             assert ticket.secret.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.long
 def test_sigint_is_not_for_it_and_it_ends_when_the_run_is_over(
     coordinator: tuple[subprocess.Popen[bytes], Ticket],
 ) -> None:
@@ -61,11 +62,13 @@ def test_sigint_is_not_for_it_and_it_ends_when_the_run_is_over(
     assert process.wait(200) == 0
 
 
+@pytest.mark.long
 def test_it_does_not_import_torch() -> None:
     code = "import farandole.coordinator.process, sys; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.long
 def test_bad_settings_are_one_line(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "farandole.coordinator.process", str(tmp_path)],
@@ -146,6 +149,7 @@ def test_a_killed_process_stops_the_view_without_a_timeout(
     assert [(line["worker"], line["reason"]) for line in lost] == [(f"w{n}", "killed by signal 9") for n in range(1, 6)]
 
 
+@pytest.mark.long
 def test_a_frozen_process_is_evicted_and_delays_nobody(
     tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
 ) -> None:

@@ -62,6 +62,7 @@ def test_all_checkpoints_of_a_run_and_one(tmp_path: Path) -> None:
     assert mentions(command("evaluate", other / newest.name, JOB, "--width", "8", code=2), newest.name)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the harness needs /proc")
 def test_checkpoints_of_several_loops(tmp_path: Path) -> None:

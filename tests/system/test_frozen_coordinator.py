@@ -40,6 +40,7 @@ class Impatient(Elastic):
             )  # fmt: skip
 
 
+@pytest.mark.long
 def test_it_is_replaced_and_the_run_goes_on_and_can_be_stopped(tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.05")
     with Impatient(tmp_path / "run", [str(tmp_path / "out"), "--pace", str(tmp_path / "pace")]) as run:

@@ -40,6 +40,7 @@ def metrics(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Processes, signals and crash loops",
     "the terminal of `farandole run` is closed (SIGHUP, once or twice)",

@@ -130,6 +130,7 @@ def check(run: Elastic, tmp_path: Path, expected: str, *more: str) -> None:
     assert "Traceback" not in (run.folder / "coordinator.log").read_text()
 
 
+@pytest.mark.long
 def test_on_this_machine(tmp_path: Path, undisturbed: str) -> None:
     run = attacked(tmp_path, listen="127.0.0.1", intruder_host="127.0.0.1", here=[], there=[])
     check(run, tmp_path, undisturbed)

@@ -19,6 +19,7 @@ def job(folder: Path, fault: str) -> tuple[str, ...]:
     return str(folder), "--fault", fault, "--epochs", "1000", "--pace", str(folder / "pace")
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Processes, signals and crash loops",
     "all workers die at the same step after every restart (a broken library, a sample that crashes, too little memory)",

@@ -33,6 +33,7 @@ def started(folder: Path, *arguments: str, options: list[str]) -> Elastic:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "the loss becomes NaN or infinite",
@@ -76,6 +77,7 @@ def test_it_is_told_at_once_and_the_last_finite_checkpoint_stays(tmp_path: Path)
         assert "finite" not in run.events("saved")[0]
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "the loss becomes NaN or infinite, with `--stop-on-nan`",

@@ -26,6 +26,7 @@ faults.main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Processes, signals and crash loops",
     "the script or a library sets its own handler of SIGTERM, SIGINT or SIGHUP, and a worker gets that signal",

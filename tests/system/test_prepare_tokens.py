@@ -62,6 +62,7 @@ def lines(count: int) -> list[str]:
 # --- what becomes of texts --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_kind_of_file_in_the_order_of_its_path(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_lines(source / "b.jsonl", ["in b", "", "née"])
@@ -92,6 +93,7 @@ def test_a_field_of_another_name_and_lines_of_a_text(tmp_path: Path) -> None:
 # --- whatever is killed -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Data and loader processes",
     "`data prepare --tokens` is killed",
@@ -181,6 +183,7 @@ def test_to_s3_and_once_more(tmp_path: Path) -> None:
 # --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_tiktoken(tmp_path: Path) -> None:
     pytest.importorskip("tiktoken")
     (tmp_path / "modules" / "tiktoken_ext").mkdir(parents=True)
@@ -263,6 +266,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(tmp_path: Path, name
 # --- what can't be ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "Data and loader processes",
     (

@@ -116,6 +116,7 @@ def test_what_a_rule_remembers_comes_back_with_a_checkpoint(tmp_path: Path) -> N
     assert sum(gains[:-1]) < 60 <= sum(gains) + 1e-3, "at the same end"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_rehearsal_takes_the_history_wherever_it_stands(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("0 1\n4 3\n9 2\n")

@@ -106,6 +106,7 @@ def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_p
     assert (tmp_path / "out").read_text() == expected
 
 
+@pytest.mark.long
 def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
     pace.write_text(SLOW)

@@ -91,6 +91,7 @@ def test_a_worker_whose_disk_is_full_is_replaced(worker: str, where: str, tmp_pa
         assert naming(log, "farandole: error: ", "shard 7", f"{job.out}/cache", REASON)
 
 
+@pytest.mark.long
 def test_the_first_of_a_run_hands_its_state_on_and_goes(tmp_path: Path, fed: str) -> None:
     """Its disk is full from the start. Whoever is the first: of the others nobody holds the state without it."""
     job = Job(tmp_path)

@@ -121,6 +121,7 @@ def test_before_the_loop_and_within_a_step(run: farandole.Run) -> None:
 # --- several workers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.failure(
     "The training loop",
     "the worker that does the work of `run.once()` dies before it has finished",

@@ -100,6 +100,7 @@ def sleeper(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
+@pytest.mark.long
 def test_a_forked_process_is_what_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads: NumPy's library starts one at once, and ends it before a fork."""
     monkeypatch.chdir(ROOT)

@@ -101,6 +101,7 @@ def work(folder: Path) -> None:
     (folder / "work" / "sleeps.py").write_text("import time\ntime.sleep(1000)\n")
 
 
+@pytest.mark.long
 def test_a_host_that_could_not_be_prepared_is_used_once_it_can(tmp_path: Path) -> None:
     async def play() -> None:
         async with rack(tmp_path, "localhost") as rig:
