@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from farandole.platform import output, process
 from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
+from tests.support.parts import in_part
 from tests.support.s3_server import AWS, S3
 from tests.support.shared import folder, once
 
@@ -57,8 +57,7 @@ class Failures:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of processes first: where several share the work, short ones are left to even out its end."""
     if part := config.getoption("--part"):
-        number, parts = map(int, part.split("/"))
-        mine = {item: zlib.crc32(item.nodeid.encode()) % parts == number for item in items}
+        mine = {item: in_part(item.nodeid, part) for item in items}
         config.hook.pytest_deselected(items=[item for item in items if not mine[item]])
         items[:] = [item for item in items if mine[item]]
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)

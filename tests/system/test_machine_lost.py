@@ -61,10 +61,9 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
                 packs = [run.folder / PACK for run in (first, second)]
                 assert packs[1].read_bytes() == packs[0].read_bytes(), "for hosts that are yet to come"
                 second.until(lambda: joined(second) == {machines.names[number] for number in others}, "their agents")
-                assert not second.events("lost"), second.report()
                 pace.unlink()
-                second.finish()  # at full speed a busy machine may miss heartbeats, which costs no bit
-                assert not second.events("resumed"), second.report()
+                second.finish()
+                assert not second.events("lost") + second.events("resumed"), second.report()
                 assert not first.events("lost"), "nobody decides without the hosts"
             first.process.kill()
         until(lambda: not agents() & {machines.names[number] for number in others})
