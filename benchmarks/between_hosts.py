@@ -7,8 +7,9 @@
     python benchmarks/between_hosts.py --workers 1 --micro 4 --mbit 100 --codec none fp16 --ddp none fp16 --rounds 3
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
-nearly all exchange. Shown are the steps' times and what one host sends in each, beside the size of the gradients; a row
-for each codec, one run after the other, then one for each of DistributedDataParallel's communication hooks (`--ddp`).
+nearly all exchange. TCP uses Reno. Shown are the steps' times and what one host sends in each, beside the size of the
+gradients; a row for each codec, one run after the other, then one for each of DistributedDataParallel's communication
+hooks (`--ddp`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 STEPS = 20
 WARM = 12  # of DistributedDataParallel's steps, not measured
 LIMIT_S = 120.0
+# Reno behaves here as Linux' default, cubic, and a namespace may choose it. With BBR, which some systems use, a step at
+# 100 Mbit/s took up to 0.3 s longer, by chance.
+CONGESTION = "net.ipv4.tcp_congestion_control=reno"
 
 
 def main() -> None:
@@ -131,6 +135,7 @@ def cable(mbit: int) -> Iterator[list[str]]:
             ip("-n", name, "route", "add", "default", "via", other)
             limit = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
             run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", *limit])
+            run(["ip", "netns", "exec", name, "sysctl", "-w", CONGESTION])
         yield names
     finally:
         for name in names:

@@ -6,16 +6,21 @@
 Options after `--` are those of the example.
 Each host is a network namespace with one worker, and its cable to the switch has the rate in both directions. Each rate
 is one `farandole bench scaling` on a hosts file. The nets are those of examples/, larger, so that the network counts:
-a ResNet-20 of four times the width, and a transformer of twice the width. All hosts share the cores of this machine.
+a ResNet-20 of four times the width, and a transformer of twice the width. The hosts share this machine's cores equally:
+a control group limits the processor time of each, also while the others are idle. TCP uses Reno
+(`between_hosts.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +31,23 @@ NETS = {
     "cifar": ("cifar10.py", "--depth", "20", "--width", "64", "--epochs", "100", "--samples", "2000"),
     "shakespeare": ("shakespeare.py", "--width", "256", "--epochs", "100"),
 }
-SSH = '#!/bin/sh\nhost=$1\nshift 2\nexec ip netns exec "$host" sh -c "$*"\n'  # in place of sshd
+SSH = '#!/bin/sh\nhost=$1\nshift 2\necho $$ > {groups}/$host/cgroup.procs\nexec ip netns exec "$host" sh -c "$*"\n'
+GROUPS = Path("/sys/fs/cgroup/cpu")  # control groups, version 1
+PERIOD_US = 10_000
 
 
 def main() -> None:
     options = parse()
     rows: list[Any] = []
     for mbit in options.mbit:
-        with Switched(options.hosts + 1) as machines, tempfile.TemporaryDirectory() as place:
+        with Switched(options.hosts + 1) as machines, ExitStack() as stack:
+            place = stack.enter_context(tempfile.TemporaryDirectory())
             for number, name in enumerate(machines.names):
                 limit(name, "cable", mbit)
                 limit(machines.switch, f"port{number}", mbit)
+                ip("netns", "exec", name, "sysctl", "-w", "net.ipv4.tcp_congestion_control=reno")
+            for name in machines.names[1:]:
+                stack.enter_context(processor_time(name, (os.cpu_count() or 1) / options.hosts))
             rows += [{"mbit": mbit, **row} for row in measured(options, machines, Path(place))]
     print(f"\n{options.net}, {options.hosts} hosts, 1 worker each\n")
     print("| Mbit/s | codec | workers | samples/s | step, ms | MB a step | waiting | efficiency | predicted |")
@@ -55,7 +66,7 @@ def measured(options: argparse.Namespace, machines: Switched, place: Path) -> li
     here, *others = machines.names
     hosts, ssh, files, result = (place / name for name in ("hosts", "ssh", "files", "rows.json"))
     hosts.write_text("".join(f"{name} slots=1\n" for name in others))
-    ssh.write_text(SSH)
+    ssh.write_text(SSH.format(groups=GROUPS))
     ssh.chmod(0o755)
     files.write_text("*.py\n")
     pool = f"ssh,hosts={hosts},ssh={ssh},python={sys.executable}"
@@ -75,6 +86,22 @@ def limit(name: str, device: str, mbit: int) -> None:
     """Packets leave this device of a namespace at this rate."""
     tbf = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
     ip("netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", *tbf)
+
+
+@contextmanager
+def processor_time(name: str, cores: float) -> Iterator[None]:
+    """A control group of this name, whose processes together have the time of so many cores."""
+    group = GROUPS / name
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores)))
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (GROUPS / "cgroup.procs").write_text(pid)
+        group.rmdir()
 
 
 def parse() -> argparse.Namespace:
