@@ -9,7 +9,8 @@ was killed before it wrote the final line of a worker, the time from the newest 
 or `end` if it left. The second computation of a step, after the state was lost or the run was started once more, is
 `again`: of the steps between two lines of a worker in proportion, since a line names its step and not the time of each.
 That concerns only workers that came after, since those that held the state are gone.
-Argument: docs/protocol.md, Account 1-4.
+A worker's newest line holds everything, so a missing one costs only what follows. Impossible sums are ignored and
+counted.
 """
 
 from __future__ import annotations

@@ -158,7 +158,6 @@ def worker_time(
 # coordinator knows none, and an answer to another number is ignored. Later joiners are not in the trace; a worker on a
 # new connection is asked again and answers the same again. Each worker has an even part of `TOTAL`, but at least
 # `LEAST`; one that sends more breaks the protocol. Answers are kept as bytes, a tenth of the objects.
-# Argument: docs/protocol.md, Traces 1-3.
 
 LEASE_S = 10.0  # a trace is dropped after this time without a look
 LOOKS_S = 0.5  # the longest time between two looks of a client that waits for a trace

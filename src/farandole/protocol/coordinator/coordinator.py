@@ -1,8 +1,8 @@
 """The coordinator as a pure state machine: messages and times in, actions out.
 
-It decides views and nothing else; no step asks it anything. Invariant: at any time at most one of {a proposed view, a
-stopped view} is outstanding. A new view is issued only when the last one is in force for all of its members, or was
-stopped, all participants within reach have reported, and it is fenced.
+It decides views and, after a stop, how the run goes on; no step asks it anything. Invariant: at most one view is
+proposed at a time, and none while one is stopped. A new view is issued only when the last one is in force for all of
+its members, or was stopped, all participants within reach have reported, and it is fenced.
 
     reconfiguration  Propose(v+1) -> [workers agree by commit messages, R2] -> Switched from every member -> next
     recovery         Stop -> Stopped from all within reach -> recovery.decide -> Resume(v')     -> next

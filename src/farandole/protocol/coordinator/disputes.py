@@ -384,8 +384,8 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
 # --- replicas that differ ---------------------------------------------------------------------------------------------
 #
 # All workers hold the same replica, bit for bit. A difference shows in the commit messages of a round, which then never
-# ends, or in the fingerprints at the end. The first `Differs` makes a failed ending; then all holders of the state are
-# asked for digests, the majority counts (in a tie the longest-standing worker), and suspects are named.
+# ends, or in the fingerprints at the end. A `Differs` that counts makes a failed ending; then all holders of the state
+# are asked for digests, the majority counts (in a tie the longest-standing worker), and suspects are named.
 # `Differs` is sent on one ordered connection, and again on each new one, before the answer to a stop. A worker that
 # answered before the last commit message came has not looked: then the round is redone and compared again, or it is
 # committed and those of the next step are compared. What an odd worker that died has added to the gradients stays, if

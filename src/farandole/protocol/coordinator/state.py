@@ -330,7 +330,7 @@ class Ending(msgspec.Struct, kw_only=True):
 # To change the shares the coordinator proposes a view with the same members and other shares, over the standing
 # connections. The members switch to it like at a join, at the same step for all. The shares of the view in force only
 # say how the next round is assigned.
-# Argument: docs/protocol.md, Shares by speed 1-6.
+# Argument: docs/protocol.md, Shares by speed 1-4.
 
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, more if a shard takes longer than a heartbeat interval
 KEPT_FIGURES = 4 * WINDOW
@@ -380,7 +380,8 @@ class Speeds:
 
     A figure is the mean wall time of a worker's passes over all its shards between two heartbeats, without waits for
     data or peers: a worker with half a core shows twice the time. One shard says little: a host held to half its time
-    computes for 50 ms and stands still for 50 ms.
+    computes for 50 ms and stands still for 50 ms. For a worker without shards its last figures count, or the others'
+    median.
 
     It lives as long as the coordinator and reads no clock.
     """
@@ -597,7 +598,8 @@ RETURNS, RETURN_S = 60, 1.0  # how many may be used at once, and seconds until o
 class CoordinatorState:
     """All state of the coordinator, and the methods that change it.
 
-    Invariant: at most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
+    Invariant: nothing is proposed while a view is stopped or the last checkpoint is saved. A stop keeps what was
+    proposed before until its decision, since workers may have switched to it.
     """
 
     def __init__(self, settings: RunSettings) -> None:

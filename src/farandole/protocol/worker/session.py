@@ -27,8 +27,8 @@ from farandole.protocol.worker.state_machine import Action, Exit, Save, WorkerSt
 # --- patience ---------------------------------------------------------------------------------------------------------
 #
 # How long a worker waits for a peer before it reports so. Times are in seconds. Two reports: (a) stalled, after
-# max(stall_s, 10 median steps): the coordinator evicts the peer; (b) blocked, in heartbeats: two members that both wait
-# for each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other, although the coordinator reaches
+# max(stall_s, 10 median steps): an accusation of the peer; (b) blocked, in heartbeats: two members that both wait for
+# each other for max(heartbeat_timeout_s, 10 median steps) can't reach each other, although the coordinator reaches
 # both. Before the first step has ended, the limit of (b) is the stall limit. A waiting member has sent everything that
 # comes earlier in the exchange, so at least one message between the two is under way, and no computation and no third
 # member delays it. A slow link may: but a wait is for one message, and a step takes at least as long as its longest
