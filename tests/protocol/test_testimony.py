@@ -225,6 +225,34 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     assert scene.members("a", "b") == ("a", "b")
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_the_longest_standing_says_in_which_round_a_view_takes_effect(order: str) -> None:
+    """A joiner that was first with a wrong number took out the only worker that held the state."""
+    scene = trained("a")
+    scene.ready("b")
+    view = scene.last("a", m.Propose).view
+    said = {"a": m.Switched(view=view.number, round=8, step=8), "b": m.Switched(view=view.number, round=2, step=0)}
+    for worker in order:
+        scene.say(worker, said[worker])
+    for worker in list(scene.coordinator.stopping.unanswered if scene.coordinator.stopping else ()):
+        scene.report(worker, 8)
+    assert scene.last("b", m.Goodbye).code == EXIT_BANNED
+    assert scene.members("a") == ("a",)
+
+
+def test_of_two_one_that_says_falsely_that_it_has_switched_ends_no_run() -> None:
+    scene = trained("a", "b")
+    scene.say("b", m.LeaveRequest(reason="SIGTERM"))
+    view = scene.last("a", m.Propose).view
+    scene.say("b", m.Switched(view=view.number, round=6, step=6))
+    scene.say("a", m.Heartbeat(view=1, round=7, step=7, call=m.Call.of("step 7")))
+    assert "calls differ" not in scene.events
+    scene.say("a", m.Switched(view=view.number, round=8, step=8))
+    for worker in list(scene.coordinator.stopping.unanswered if scene.coordinator.stopping else ()):
+        scene.report(worker, 8)
+    assert scene.members("a") == ("a",)
+
+
 @pytest.mark.parametrize("wrong", ["c", "d"])
 def test_a_leaving_worker_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
     """The last to say in which round it switched says another one: it is expelled, and who leaves is asked."""

@@ -1,9 +1,10 @@
 """Failure detector: how long a worker may be silent, judged by what is usual.
 
 Pure; times are the owner's, in seconds. The heartbeat timeout is the ceiling of a limit that follows the lateness of
-earlier heartbeats, so a frozen worker costs about a second where pauses are short. Beyond the constant, false
-suspicions are at most one a worker-day, and the stock. Safety rests on none of this: a suspected worker is left out
-only where that is safe, dead or not (docs/protocol.md, Reconnection and the lease 3).
+earlier heartbeats, so a frozen worker costs about a second where pauses are short. Suspicions before the ceiling are at
+most `STOCK`, and one more for each day of each worker, for all workers of a coordinator together. Safety rests on none
+of this: a suspected worker is left out only where that is safe, dead or not (docs/protocol.md, Reconnection and the
+lease 3).
 Argument: docs/protocol.md, Failure detection 1-6.
 """
 

@@ -270,8 +270,8 @@ class Stopped(Message):
 class Resume(Message):
     """Continue from `round` in `view`. A receiver that is one round behind commits that round, which it holds.
 
-    `commit`: all members hold `round`, so a receiver at `round` ends it without another exchange. Otherwise the
-    exchange of the round is done (again) under this view, with its shards assigned by `lineage`.
+    `commit`: all members hold `round`, so a receiver at `round` ends it without another all-reduce. Otherwise
+    the round is redone under this view, with its shards assigned by `lineage`.
     """
 
     view: View

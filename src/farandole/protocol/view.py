@@ -1,7 +1,7 @@
 """Views, lineages and commit messages: what the workers agree on.
 
 A view is the agreed, ordered tuple of workers, with a number that only grows. Its unit of progress is the *round*: one
-exchange in which every member takes part (a training step, an evaluation, a call round, or an idle round below the
+all-reduce in which every member takes part (a training step, an evaluation, a call round, or an idle round below the
 minimum). The shard assignment is a fact of the view, and that of a started round travels with its lineage. A host's
 shards are one range in every round that begins in a view; ranks stay in order of joining.
 See docs/protocol.md: Rules R1-R3, Reconfiguration, and Shares by speed 2.

@@ -13,7 +13,7 @@ are three final classes: `Connected` has a coordinator, `SingleProcess` runs wit
     |                       be woken while one is frozen
     '- Connected            a WorkerContext, has the lock (`WorkerContext.condition`)
        |- Session           control thread, with the lock; it never waits
-       '- WorkerStateMachine  all three threads, with the lock
+       '- WorkerStateMachine  all threads, with the lock
 
 Short-lived threads open connections (`Groups.arrange`), send the state, receive it, and save. With an integer codec on
 the CPU another thread quantizes and submits the buckets (`Partials`).

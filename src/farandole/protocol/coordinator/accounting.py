@@ -7,7 +7,7 @@ does a killed coordinator: the next one gets them whole. A run whose processes a
 line. A restarted coordinator has not seen the first reports of workers; a reader of the lines has. The rates of the
 links (`protocol/link_speed.py`) are of the newest reports only, and a restarted coordinator computes them from the next
 ones.
-Argument: docs/protocol.md, Time accounting 1-5.
+Argument: docs/protocol.md, Time accounting 1-4.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Argument: docs/protocol.md, Accusations 1-6.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import MappingProxyType
@@ -173,9 +173,9 @@ def _convict_worker(worker: str, pairs: Pairs, witnesses: Witnesses, *, alone: b
 # it of the same step; until then nothing is stopped for it.
 # A loss is the same number everywhere, and the commit messages of a round that differ are the same for all. Nobody ends
 # a round with differing commit messages or goes on beyond a loss that is to end the run, and each holder repeats its
-# report on a new connection. A round that one report names is redone at any other stop and compared again, or those of
-# the round after it are compared by a worker that is ahead. The others that could confirm it may die: with fewer than
-# three holders one report counts.
+# report on a new connection (of shards that differ, in its answer to a stop). A round that one report names is redone
+# at any other stop and compared again, or those of the round after it are compared by a worker that is ahead. The
+# others that could confirm it may die: with fewer than three holders one report counts.
 # Argument: docs/protocol.md, Corroboration 1-7.
 
 KEPT_FACTS = 100  # facts whose reports are remembered
@@ -260,12 +260,16 @@ def disputed(state: CoordinatorState, reports: Mapping[str, m.Stopped]) -> tuple
     return None
 
 
-def agreed_round(reported: dict[str, int], workers: int) -> int:
-    """Return the round in which members switched to a view, as enough of the `workers` report; -1 for none yet."""
-    if not reported:
-        return -1
-    round_, count = Counter(reported.values()).most_common(1)[0]
-    return round_ if count >= majority(workers) else -1
+def agreed_round(reported: dict[str, int], workers: Sequence[str]) -> int:
+    """Return the round in which members switched to a view, as enough of the `workers` report; -1 for none yet.
+
+    `workers`: the longest-standing first. With fewer than `MANY` its report alone counts, so a joiner does not take out
+    the only worker that holds the state.
+    """
+    if len(workers) < MANY:
+        return reported.get(workers[0], -1) if workers else -1
+    round_, count = max(Counter(reported.values()).items(), key=lambda each: each[1], default=(-1, 0))
+    return round_ if count >= majority(len(workers)) else -1
 
 
 def _holders(state: CoordinatorState) -> list[str]:
@@ -552,8 +556,8 @@ def _replicas_differ(odd: tuple[str, ...]) -> str:
 # Two workers with different results for one shard: which one is right, and what happens to the other.
 #
 # Each shard has one right result, given by the state, the data and the shard's number. Invariants: nobody ends a round
-# in which two results differ; a refused joiner has computed nothing that is in the run's state; of two members a third
-# one decides, in the same round, done again.
+# in which two results differ; a joiner that fails its admission check has computed nothing that is in the run's state;
+# of two members a third one decides, in the same round, done again.
 # Argument: docs/protocol.md, Recomputation 1-8.
 #
 #     judge            what the answers to a stop show; `recovery.py` removes the workers that are wrong
@@ -587,7 +591,7 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
 
     A joiner whose replica differs is refused although a worker may have sent it wrong sums, which nobody can tell; its
     reason says so. If one side of a comparison is lost, the round is redone, since what that side computed is in the
-    sum that all hold, and others compute its shards. If the checker is lost, another member checks the holder's shards,
+    sum that all hold, and others compute its shards. If the checker is lost, another member checks the owner's shards,
     since the first may have found a difference before it went. If the lost one has ended the round, no result differed,
     and the redone round has the same sum. Of two members that differ, what the wrong one computed before this round
     stays, since nobody knows since when it is wrong; its host is not asked for again (`wrong_hosts`).
@@ -605,14 +609,14 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again, without_checker = list[tuple[str, tuple[int, ...]]](), list[str]()
     differ = any(_uncompared(at_last, worker) for worker in at_last)
-    for holder, report in at_last.items():
-        results = _digests_by_holder(at_last, holder, report)
+    for owner, report in at_last.items():
+        results = _digests_by_owner(at_last, owner, report)
         if len(results) == 1 and not at_last.keys() >= set(report.compared):
-            without_checker.append(holder)
+            without_checker.append(owner)
         if len({each.number for each in results.values()}) < 2:
             continue
         differ = True
-        for worker in _new(at_last, holder, results):
+        for worker in _new(at_last, owner, results):
             other = next(other for other, each in results.items() if each.number != results[worker].number)
             first = _first(results[other], results[worker])
             refused[worker] = f"its results differ from those of {other}, first in {first}"
@@ -627,21 +631,21 @@ def judge(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingPro
                 first = _first(results[right], results[worker])
                 wrong[worker] = f"its results differ from those of {others}, first in {first}"
         elif len(results) == 2 and (third := _third(at_last, results)):
-            checkers = [worker for worker in results if worker != holder]
+            checkers = [worker for worker in results if worker != owner]
             again += [(worker, report.own_results.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(results)] = _first(results[right], results[odd[0]])
     removed = {*refused, *wrong}
-    for holder in (holder for holder in without_checker if holder not in removed):
-        busy = {holder, *removed, *(worker for worker, _ in again)}
+    for owner in (owner for owner in without_checker if owner not in removed):
+        busy = {owner, *removed, *(worker for worker, _ in again)}
         if other := _third(at_last, busy):
-            again.append((other, at_last[holder].own_results.shards))
+            again.append((other, at_last[owner].own_results.shards))
     redone = tuple(again) if differ or refused or failed else None
     return Verdict(refused=refused, wrong=wrong, undecided=undecided, rechecks=redone)
 
 
 def on_trial(state: CoordinatorState, message: m.Differs) -> bool:
-    """Return True if all workers that differ are joiners that entered at most `TRIAL` steps before.
+    """Return True if all workers that differ are joiners that entered at most `DIGEST_CYCLE_STEPS` before.
 
     The step digest covers what a joiner's own updates come to, a part in each step and all of it in
     `DIGEST_CYCLE_STEPS`. The round is redone without the joiner, also if it is gone already, since what it computed in
@@ -686,27 +690,27 @@ def note_proof(state: CoordinatorState, beat: m.Heartbeat) -> None:
         state.view_with_step = beat.view
 
 
-def _digests_by_holder(at_last: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
-    """Return the results of the holder and its checkers for the same shards, the longest-standing worker first."""
+def _digests_by_owner(at_last: Mapping[str, Stopped], owner: str, report: Stopped) -> dict[str, Computed]:
+    """Return the results of the owner and its checkers for the same shards, the longest-standing worker first."""
     if not report.own_results.shards:
         return {}
     return {
-        worker: other.check_results if worker != holder else report.own_results
+        worker: other.check_results if worker != owner else report.own_results
         for worker, other in at_last.items()
-        if worker == holder
-        or (_checks(other, holder, report) and other.check_results.shards == report.own_results.shards)
+        if worker == owner
+        or (_checks(other, owner, report) and other.check_results.shards == report.own_results.shards)
     }
 
 
-def _checks(other: Stopped, holder: str, report: Stopped) -> bool:
-    """Return True if `other` has results for shards of `holder`, of the step of the holder's `report`.
+def _checks(other: Stopped, owner: str, report: Stopped) -> bool:
+    """Return True if `other` has results for shards of `owner`, of the step of the owner's `report`.
 
     Honest workers in one round compute one step. If two report results of different steps, one of them reports a round
     that it is not in: their results say nothing about each other, and the round is redone.
 
     See docs/protocol.md, Recomputation 7.
     """
-    return other.check_results.owner == holder and other.step == report.step
+    return other.check_results.owner == owner and other.step == report.step
 
 
 def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
@@ -722,13 +726,13 @@ def _uncompared(at_last: Mapping[str, Stopped], worker: str) -> bool:
     return bool(alone) or not at_last.keys() >= set(report.compared)
 
 
-def _new(at_last: Mapping[str, Stopped], holder: str, results: Mapping[str, Computed]) -> list[str]:
+def _new(at_last: Mapping[str, Stopped], owner: str, results: Mapping[str, Computed]) -> list[str]:
     """Return the unchecked workers that fail their admission check. See docs/protocol.md, Recomputation 3."""
     new = [worker for worker in results if at_last[worker].unchecked]
-    if holder in new:
+    if owner in new:
         odd = outliers({worker: results[worker].number for worker in new})
         return [worker for worker in new if worker in odd]
-    return [worker for worker in new if results[worker].number != results[holder].number]
+    return [worker for worker in new if results[worker].number != results[owner].number]
 
 
 def _third(at_last: Mapping[str, Stopped], others: Collection[str]) -> str:

@@ -186,7 +186,7 @@ def _count(state: CoordinatorState, workers: Collection[str], reason: str) -> No
 
 
 def _joiner_ended(state: CoordinatorState, worker: str, reason: str, entered: int) -> None:
-    """Count the death of a joiner if it happens within `TRIAL` steps of its entry.
+    """Count the death of a joiner if it happens within `JOINER_TRIAL_STEPS` of its entry.
 
     Such a death costs the others a recovery and no more: they progress in between, so it never counts as a loss without
     progress. Five in a row with no surviving joiner among them: something in their pool kills them. `farandole scale`

@@ -41,7 +41,7 @@ from farandole.protocol.view import Lineage, View
 #
 # What happens to the current round when a view is stopped: the decision, as a pure function of honest reports.
 # Invariant: survivors are at most one round apart. One that is behind commits; if all are in one round, they commit it
-# if all hold it, and else redo its exchange from their partial sums, which gives the same bits. The longest lineage
+# if all hold it, and else redo its all-reduce from their partial sums, which gives the same bits. The longest lineage
 # keeps everything that was computed. False reports are found before (`issued_denial` in state.py, `outvoted` in
 # disputes.py).
 # Argument: docs/protocol.md, Recovery 1-5.
@@ -69,7 +69,7 @@ def decide(reports: Mapping[str, Stopped], *, must_redo: bool = False) -> Outcom
 
     `reports` are their answers. They name issued views only, and no two contradict each other (see
     `state.issued_denial` and `disputes.outvoted`). With `must_redo` the round is not committed even if all hold it,
-    since a worker has seen that the replicas differ in it.
+    since a worker has seen that replicas or results of a shard differ in it, or shards are checked again.
     """
     synced = {worker: report for worker, report in reports.items() if report.synced}
     newest = max((report.view for report in synced.values() if report.view), key=lambda view: view.number)
@@ -162,8 +162,8 @@ def _fenced(state: CoordinatorState, stop: Stopping, reports: dict[str, m.Stoppe
     """Return True if the newest view that the answers name, and each newer one, can only end the round in progress.
 
     That is so for a view of which a holder of the state has answered, or of which all members have answered or are
-    dead. See docs/protocol.md, Reconnection and the lease 3. A leaving worker that has answered names a view in which
-    no other worker waits for it.
+    dead. See docs/protocol.md, Reconnection and the lease 3. A leaving worker that has answered fences no view: it is
+    no member of the newest one.
     """
     reported = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in reported), default=0)

@@ -376,10 +376,13 @@ def on_switched(state: CoordinatorState, worker: Worker, message: m.Switched) ->
 
 
 def _compare_rounds(state: CoordinatorState, view: View, worker: Worker, message: m.Switched) -> None:
-    """Expel each worker that reports another switching round than two others. Honest workers report the same (R2)."""
+    """Expel each worker that reports another switching round than the one that counts (`disputes.agreed_round`).
+
+    Honest workers report the same (R2).
+    """
     state.switches[worker.id] = message.round
     if state.switch_round < 0:
-        state.switch_round = disputes.agreed_round(state.switches, len(state.participants()))
+        state.switch_round = disputes.agreed_round(state.switches, state.participants())
     for odd in [w for w, round_ in state.switches.items() if round_ != state.switch_round >= 0 and w in state.workers]:
         state.ban(odd)
         recovery.expel(
@@ -481,7 +484,7 @@ def late_members(state: CoordinatorState, now: float) -> list[str]:
 #     its lease is over        4  lost, if there is a coordinator
 #                                                        `Session.watch`: it saves; `reconnection.on_silence`
 #     returns, state unknown   3  none                   `Coordinator.hello`; it saves, and nobody waits for it
-#     its view is withdrawn    -  none                   `recovery.decide`; it stays, and is a candidate again
+#     its view is withdrawn    -  none                   `recovery._withdraw_view`; it stays, and is a candidate again
 #     its script fails         1  failed                 `on_script_failed`: the state of a whole step is saved and the
 #                                                        run ends; before it is a member only this worker goes
 #     the run ends                over                   `shutdown.end`

@@ -1,4 +1,4 @@
-"""The rounds of one worker, one exchange after another, through whatever happens to the view.
+"""The rounds of one worker, one after another, through whatever happens to the view.
 
 `Driver.begin`, `sync`, `wait_for_round_end` and `join_view` are generators: without threads, clock or torch. `Rounds`
 in `worker/rounds.py` runs one at a time, on the training thread, and holds the worker's lock whenever it resumes one.

@@ -1,7 +1,8 @@
 """The worker as a pure state machine: its side of rules R1 and R2 and of the recovery (docs/protocol.md, Rules).
 
-Three threads call it under one lock: the control connection's `on_message`; the view's `commit_message`, `end_round`
-and `on_peer_lost`; the training side the rest. What makes the races between them harmless:
+Several threads call it under one lock: the control connection's `on_message`; the view's `commit_message` and
+`end_round`; whatever loses a peer `on_peer_lost`; the one that opens connections `connected`; the training side the
+rest. What makes the races between them harmless:
 
 - once `Stop` has been answered, `commit_message`, `end_round`, `begin_round`, `enter_view` and `become_synced` refuse
   until `Resume` (or `ViewWithdrawn`), so what was reported stays true;
