@@ -22,7 +22,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
     (
         checking,
-        "select_checks(held, member.unchecked, lineage.rechecks, audited)",
+        "select_checks(held, machine.unchecked, lineage.rechecks, audited)",
         "select_checks(held, (), lineage.rechecks, audited)",
         ERRS,
     ),
@@ -56,7 +56,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (recovery, "dispute is not None or verdict.rechecks is not None", "dispute is not None", ERRS),
     (recovery, "rechecks=None if outcome.commit else verdict.rechecks", "rechecks=None", ERRS),
     (recovery, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
-    (disputes, "        for worker in _new(at_last, holder, results):", "        for worker in ():", ERRS),
+    (disputes, "        for worker in _new(at_last, owner, results):", "        for worker in ():", ERRS),
     (disputes, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (disputes, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (disputes, "if at_last[worker].unchecked]", "if False]", ERRS),

@@ -13,7 +13,7 @@ IDLE = """            while not (yield from self.wait_for_round_end()):
 OPENED = "            yield from self._open(view)\n            yield from self._start"
 LOAD = "    yield from do(entrance.load, arriving.state)\n"
 DIGEST = "    yield from driver.take_digest()\n"
-ASK = "    synced = member.become_synced()\n"
+ASK = "    synced = machine.become_synced()\n"
 RELEASE = "    if not driver.checking.checks_left():\n        exchange.release()\n"
 GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n" + RELEASE
 
@@ -30,18 +30,23 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     ),
     (driver, "self.shards, self.computed_shards = 0, set()", "self.shards = 0", {}),
     (driver, "if first is not None:", "if first is None:", {}),
-    (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
+    (driver, 'if machine.phase == "member":\n                    break', "if True:\n                    break", {}),
     (driver, "raise JoinAborted\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
     (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
     # what becomes of it
-    (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),
-    (driver, "not exchange.ended and member.round <= self.number", "member.round < self.number", {}),
-    (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
+    (driver, "not exchange.ended and machine.round <= self.number", "not exchange.ended", {}),
+    (driver, "not exchange.ended and machine.round <= self.number", "machine.round < self.number", {}),
+    (driver, "and machine.view.number != exchange.view.number:", "and False:", {}),
     (driver, "yield from do(old.release_peers)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
     (driver, "yield from do(self.port.submit_all)", "pass", {}),
     # what the coordinator asks for
-    (driver, "bool(self.member.differing)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
+    (
+        driver,
+        "bool(self.state_machine.differing)",
+        "False",
+        {"drift": True, "focus": ("resets", "dumb", "coordinator")},
+    ),
     (driver, "port.answer(request)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(instructions.exit)", "            pass", {}),
     # entering
@@ -51,7 +56,12 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, RELEASE, "", {}),
     (driver, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
     (driver, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
-    (driver, "if view not in (self.member.view, self.member.pending):", "if False:", {"focus": ("resets", "break")}),
+    (
+        driver,
+        "if view not in (self.state_machine.view, self.state_machine.pending):",
+        "if False:",
+        {"focus": ("resets", "break")},
+    ),
     (driver, "_enter_view(driver, round_, position, view)", "_enter_view(driver, 0, position, view)", {}),
-    (driver, 'if self.member.phase != "stopped" and condition():', "if True:", {}),
+    (driver, 'if self.state_machine.phase != "stopped" and condition():', "if True:", {}),
 )

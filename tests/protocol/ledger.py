@@ -59,7 +59,7 @@ class Ledger(Witness):
 
     def check(self, worker: Process) -> None:
         """After every event of a worker."""
-        member, exchange = worker.member, worker.exchange
+        member, exchange = worker.state_machine, worker.exchange
         if member.view is not None:
             if member.view.number < self._newest[worker.name]:
                 raise Violation(f"{worker.name} goes back to view {member.view.number}")
@@ -93,7 +93,7 @@ class Ledger(Witness):
         self._dealt(view)
 
     def resumed(self, worker: Process, message: m.Resume) -> None:
-        round_ = worker.member.round
+        round_ = worker.state_machine.round
         if (
             worker.name not in self._in_force.members
         ):  # a leaving worker takes the run up; what the lost did alone is done anew
@@ -120,7 +120,7 @@ class Ledger(Witness):
         self._world.say(worker.name, f"ends round {exchange.round} ({exchange.kind}) in view {exchange.view.number}")
         for name in exchange.view.members:
             other = self._world.workers[name]
-            machine = other.member
+            machine = other.state_machine
             if not other.alive or machine.round > exchange.round:
                 continue
             # By those who could not compare it with this one; or since one says falsely that it does not hold it.
@@ -143,14 +143,16 @@ class Ledger(Witness):
         elif other != number:
             raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
         for other in self._world.workers.values():
-            begun_anew = other.alive and not other.evicted and other.member.synced and other.root > worker.root
+            begun_anew = other.alive and not other.evicted and other.state_machine.synced and other.root > worker.root
             if begun_anew and not self._left_behind(worker, exchange):
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
     def _left_behind(self, worker: DataPlane, exchange: SimulatedExchange) -> bool:
         """It is out, and has had the words of this one round; all others have left its view, so it gets no further."""
         peers = [self._world.workers[name] for name in exchange.view.members if name != worker.name]
-        there = [w for w in peers if w.alive and w.member.view and w.member.view.number == exchange.view.number]
+        there = [
+            w for w in peers if w.alive and w.state_machine.view and w.state_machine.view.number == exchange.view.number
+        ]
         return self._world.coordinator.departed.keys() >= {worker.name} and bool(peers) and not there
 
     def _on_its_own(self, worker: Process, place: tuple[int, int]) -> bool:
@@ -247,9 +249,13 @@ class Ledger(Witness):
     def saved(self, worker: Process) -> None:
         if worker.name in self._torn:
             raise Violation(f"{worker.name} saves a state that is torn")
-        if worker.member.differing and not self._joiners_went(worker):
+        if worker.state_machine.differing and not self._joiners_went(worker):
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
-        if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
+        if (
+            worker.state_machine.synced
+            and worker.state != alone(worker.step)
+            and not (self._world.drifted or self.erred)
+        ):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
         if worker.reaches == "other":  # noted here: a coordinator may die between its state and its events
             self.misled_step = max(self.misled_step, worker.step)
@@ -308,13 +314,18 @@ class Ledger(Witness):
 
         Then its replica is right. See docs/protocol.md, Recomputation 4.
         """
-        odd = worker.member.differing
+        odd = worker.state_machine.differing
         removed = all(name in self._joined and self._out(self._world.workers[name]) for name in odd)
         return bool(odd) and removed and worker.name not in odd
 
     def _state_lost(self) -> None:
         for worker in self._world.workers.values():
-            holds = worker.alive and worker.member.synced and worker.instructions.exit is None and not worker.orphaned()
+            holds = (
+                worker.alive
+                and worker.state_machine.synced
+                and worker.instructions.exit is None
+                and not worker.orphaned()
+            )
             if holds and not self._out(worker):
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 
@@ -331,7 +342,7 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} is honest, and is not believed: {reason}")
         absent = reason.startswith(ABSENT)  # not by one word alone: it could not be asked
         confirmed = "; " in reason.partition(" (")[0]  # other accusations count against it too
-        if (against_one or (WRONG in reason and not confirmed)) and not absent and worker.member.synced:
+        if (against_one or (WRONG in reason and not confirmed)) and not absent and worker.state_machine.synced:
             if self._wronged_at == world.now:
                 raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
             self._wronged_at = world.now

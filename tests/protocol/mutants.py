@@ -28,8 +28,8 @@ class AbandonedThreadHolds(SimulatedWorker):
 
     def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:
         del exchange
-        number = self.member.view.number if self.member.view else 0
-        return self.member.commit_message(view=number, round_=self.member.round, compute_us=0, shards=0)
+        number = self.state_machine.view.number if self.state_machine.view else 0
+        return self.state_machine.commit_message(view=number, round_=self.state_machine.round, compute_us=0, shards=0)
 
 
 class WordsBeforeLevel(SimulatedWorker):
@@ -38,11 +38,11 @@ class WordsBeforeLevel(SimulatedWorker):
         return True
 
     def make_commit_message(self, exchange: SimulatedExchange) -> CommitMessage | None:
-        synced, self.member.synced = self.member.synced, True
+        synced, self.state_machine.synced = self.state_machine.synced, True
         try:
             return super().make_commit_message(exchange)
         finally:
-            self.member.synced = synced
+            self.state_machine.synced = synced
 
 
 class DealsByTheViewInForce(SimulatedWorker):

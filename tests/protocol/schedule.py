@@ -108,7 +108,7 @@ class Schedule(World):
         self._judge()
 
     def _newest_round(self) -> int:
-        return max((worker.member.round for worker in self.workers.values()), default=0)
+        return max((worker.state_machine.round for worker in self.workers.values()), default=0)
 
     def _go_on(self) -> None:
         """No more faults: give the run what it needs to end."""

@@ -74,13 +74,13 @@ def a_difference_stands_until_the_worker_goes_on() -> None:
     it = Worker()
     it.welcomed()
     it.member_of("a", "b")
-    it.session.member.differing = ("b",)
+    it.session.state_machine.differing = ("b",)
     it.session.tell(m.Differs(step=3, workers=("b",)), 0.0)
     it.session.on_message(it.session.attempt, m.Stop(stop=1), 0.0)
     attempt = it.welcomed(1.0)
     assert m.Differs(step=3, workers=("b",)) in it.said()
     view = View(number=2, members=("a",), group=2)
-    resume = m.Resume(view=view, round=it.session.member.round, commit=False, lineage=Lineage(sets=(("a",),)))
+    resume = m.Resume(view=view, round=it.session.state_machine.round, commit=False, lineage=Lineage(sets=(("a",),)))
     it.session.on_message(attempt, resume, 1.0)
     it.welcomed(2.0)
     assert not [said for said in it.said() if isinstance(said, m.Differs)]
@@ -92,7 +92,7 @@ def what_comes_late_on_an_old_connection_is_left_out() -> None:
     it.member_of("a", "b")
     it.welcomed(1.0)
     assert it.session.on_message(old, m.Stop(stop=1), 1.0) == []
-    assert it.session.member.phase == "member"
+    assert it.session.state_machine.phase == "member"
     it.session.on_closed(old)
     it.session.tell(LEAVING, 1.0)
     assert LEAVING in it.said(), "the newest one stands"
@@ -104,7 +104,7 @@ def nothing_is_heard_on_a_closed_connection() -> None:
     it.member_of("a", "b")
     it.session.on_closed(attempt)
     it.session.on_message(attempt, m.Stop(stop=1), 1.0)
-    assert it.session.member.phase == "member"
+    assert it.session.state_machine.phase == "member"
 
 
 def tries_are_further_and_further_apart_up_to_a_bound() -> None:

@@ -108,7 +108,7 @@ def trained(*, orphan_is_far: bool = False) -> Worker:
 
 
 def words(it: Worker, now: float) -> CommitMessage | None:
-    it.session.member.synced = True
+    it.session.state_machine.synced = True
     return it.session.commit_message(now, view=1, round_=0, compute_us=1, shards=1)
 
 

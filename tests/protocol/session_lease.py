@@ -176,11 +176,11 @@ def switch(it: Worker, *members: str) -> None:
     """To a view of these, after the round in hand; the empty one ends the run."""
     view = View(number=2, members=members, group=2)
     it.session.on_message(it.session.attempt, m.Propose(view=view), 0.5)
-    it.session.member.connected(view)
+    it.session.state_machine.connected(view)
     word = it.session.commit_message(0.6, view=1, round_=0, compute_us=0, shards=1)
     assert word
     assert it.session.end_round(0.6, [word, word])
-    for message in it.session.member.begin_round(1, may_switch=True) or ():
+    for message in it.session.state_machine.begin_round(1, may_switch=True) or ():
         it.session.tell(message, 0.7)
 
 

@@ -79,8 +79,8 @@ def play(script: Routine[Any]) -> bool:
 
 def resumed(driver: Driver, round_: int) -> None:
     """The coordinator has said how it goes on: in view 2, in that round."""
-    driver.member.view, driver.member.round = TWO, round_
-    driver.member.lineage = Lineage(sets=(("a", "b"), ("a",)))
+    driver.state_machine.view, driver.state_machine.round = TWO, round_
+    driver.state_machine.lineage = Lineage(sets=(("a", "b"), ("a",)))
 
 
 def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_its_peers_released() -> None:
@@ -114,11 +114,11 @@ def test_a_joiner_is_fully_loaded_when_it_has_ended_a_round_that_it_began_with_t
     """It may end the round in which it got the state, although the others gave it up (docs/protocol.md, Joining 5)."""
     driver, _, _ = driving()
     assert not driver.fully_loaded
-    driver.member.synced = False
+    driver.state_machine.synced = False
     task = Task(position=Position(), shards=lambda _: 2, is_step=True)
     for fully_loaded in (False, True):
         assert play(driver.begin(task))
-        driver.member.synced = True
+        driver.state_machine.synced = True
         assert play(driver.wait_for_round_end())
         assert driver.fully_loaded == fully_loaded
 
@@ -160,7 +160,7 @@ def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
 
 def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_says_of_what() -> None:
     driver, port, _ = driving(bits="any")  # type: ignore[arg-type]
-    member, view = driver.member, msgspec.structs.replace(ONE, members=("b", "a"))
+    member, view = driver.state_machine, msgspec.structs.replace(ONE, members=("b", "a"))
     assert member.drift
     member.view, member.round, member.lineage = view, 1, None
     member.drift.on_step(view, 5, {"a": 1, "b": 2})
@@ -179,8 +179,8 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     nothing = SimpleNamespace(checks_left=lambda: owed)
     arriving = SimpleNamespace(header=(3, Position(), []), state={})
     driver = SimpleNamespace(
-        member=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still, take_digest=still,
-        pass_idle_rounds=still, until=there, port=SimpleNamespace(receive=lambda _: arriving),
+        state_machine=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still,
+        take_digest=still, pass_idle_rounds=still, until=there, port=SimpleNamespace(receive=lambda _: arriving),
     )  # fmt: skip
     entrance = SimpleNamespace(
         first=lambda *_: None, entered=lambda: None, load=lambda _: None, is_later=lambda _: False
@@ -195,7 +195,7 @@ def test_who_begins_the_run_holds_its_state_from_the_first_round_on(save_before_
     """It has proved nothing yet, and need not: what it began with is the run's. So it can be saved before the exit."""
     driver, port, told = driving()
     member, first = WorkerStateMachine("a"), View(number=1, members=("a",), group=1)
-    driver.member, driver.fully_loaded = member, False
+    driver.state_machine, driver.fully_loaded = member, False
     member.phase, member.pending, member.prepared = "candidate", first, 1
     entrance = SimpleNamespace(
         restore=lambda _: Position(), entered=lambda: None, is_later=lambda _: False,

@@ -25,7 +25,7 @@ def occupied(
     its.phase, its.view = "member", view
     for name, value in member.items():
         setattr(its, name, value)
-    driver = SimpleNamespace(member=its, exchange=SimpleNamespace(view=of), in_idle_round=idle)
+    driver = SimpleNamespace(state_machine=its, exchange=SimpleNamespace(view=of), in_idle_round=idle)
     return class_of(cast("Driver", driver), entered=entered, waits=waits, before=before)
 
 

@@ -37,7 +37,7 @@ class UnfedWitness:
             case events.StateLostEvent():
                 for worker in self._let_go:
                     there = self._world.workers[worker]
-                    if there.alive and there.member.synced and there.instructions.exit is None:
+                    if there.alive and there.state_machine.synced and there.instructions.exit is None:
                         raise Violation(f"{worker} was the last that held the state, and was let go")
             case events.OverEvent(code=1, reason=reason) if NOBODY_FED in reason:
                 self._ended()
@@ -47,12 +47,12 @@ class UnfedWitness:
     def _ended(self) -> None:
         known = self._world.coordinator.workers
         holders = [worker for worker in self._world.workers.values() if worker.name in known and self._holds(worker)]
-        newest = max((w.member.view.number for w in holders if w.member.view), default=0)
+        newest = max((w.state_machine.view.number for w in holders if w.state_machine.view), default=0)
         for worker in holders:
-            view = worker.member.view
+            view = worker.state_machine.view
             if view and view.number == newest and worker.name in view.members and not worker.unfed:
                 raise Violation(f"the run has ended for want of data, and {worker.name} could have gone on")
 
     @staticmethod
     def _holds(worker: Process) -> bool:
-        return worker.alive and not worker.frozen and worker.connected and worker.member.synced
+        return worker.alive and not worker.frozen and worker.connected and worker.state_machine.synced

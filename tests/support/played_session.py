@@ -36,9 +36,9 @@ class Worker:
         """In the first view, with the state, and in a round."""
         s, view = self.session, View(number=1, members=members, group=1)
         s.on_message(s.attempt, m.Propose(view=view), 0.0)
-        s.member.connected(view)
-        s.member.enter_view(0, 0, view=1)
-        s.member.begin_round(0, may_switch=True)
+        s.state_machine.connected(view)
+        s.state_machine.enter_view(0, 0, view=1)
+        s.state_machine.begin_round(0, may_switch=True)
 
     def said(self) -> list[m.Message]:
         return self.session.take()

@@ -59,11 +59,11 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        return self.client.member.round
+        return self.client.state_machine.round
 
     @property
     def view(self) -> View | None:
-        return self.client.member.view
+        return self.client.state_machine.view
 
     def stop(self) -> None:
         self._stopping = True
@@ -76,16 +76,16 @@ class Trainer:
             with client.condition:
                 client.condition.wait(PACE_S)
                 save, client.instructions.save = client.instructions.save, None
-                if client.member.phase == "candidate":
+                if client.state_machine.phase == "candidate":
                     self._enter()
-                elif client.member.phase == "member":
+                elif client.state_machine.phase == "member":
                     self._round()
                 self._write_lines()
             if save is not None:
                 client.tell(m.Saved(path="checkpoint"))
 
     def _enter(self) -> None:
-        member, view = self.client.member, self.client.member.pending
+        member, view = self.client.state_machine, self.client.state_machine.pending
         if view is None or member.prepared != view.number:
             return
         joins = self.client.worker in view.joining
@@ -96,7 +96,7 @@ class Trainer:
                 self._say(member.become_synced())
 
     def _round(self) -> None:
-        client, member = self.client, self.client.member
+        client, member = self.client, self.client.state_machine
         begun = self._say(member.begin_round(member.round, may_switch=True))
         if not begun or member.phase != "member" or member.view is None:
             return
@@ -114,7 +114,7 @@ class Trainer:
         return messages is not None
 
     def _write_lines(self) -> None:
-        while self._written < self.client.member.round:
+        while self._written < self.client.state_machine.round:
             self.client.add_line(stepped(self._written, seconds=PACE_S, time=time.time()))
             self._written += 1
 

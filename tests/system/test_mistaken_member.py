@@ -32,8 +32,8 @@ def tell(self, message):
 
 def beat(self, now):  # any stop will do
     honestly(self, now)
-    view = self.member.view
-    if view and self.member.synced and not getattr(self, "stopped", False):
+    view = self.state_machine.view
+    if view and self.state_machine.synced and not getattr(self, "stopped", False):
         self.stopped = True
         self.tell(m.Suspect(view=view.number, peer=view.members[0], reason="a broken connection"), now)
 

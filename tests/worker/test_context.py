@@ -37,7 +37,7 @@ def battery(it: WorkerContext, propose: Callable[[], None]) -> Prepares:
     training = Prepares()
     it.set_training(training)
     assert (it.worker, it.terms.minimum, it.instructions.exit, it.instructions.save) == (
-        it.member.worker,
+        it.state_machine.worker,
         1,
         None,
         None,
@@ -48,14 +48,16 @@ def battery(it: WorkerContext, propose: Callable[[], None]) -> Prepares:
     it.ask_in(SIGNATURE)
     propose()
     with it.condition:
-        assert it.condition.wait_for(lambda: it.member.pending and it.member.prepared == it.member.pending.number, 30)
-        assert it.member.pending is not None
-        view = it.member.pending.number
-    assert not it.member.enter_view(0, 0, view=view + 1), "another view"
-    adopted = it.member.enter_view(0, 0, view=view)
+        assert it.condition.wait_for(
+            lambda: it.state_machine.pending and it.state_machine.prepared == it.state_machine.pending.number, 30
+        )
+        assert it.state_machine.pending is not None
+        view = it.state_machine.pending.number
+    assert not it.state_machine.enter_view(0, 0, view=view + 1), "another view"
+    adopted = it.state_machine.enter_view(0, 0, view=view)
     assert adopted
-    assert not it.member.enter_view(0, 0, view=view), "once"
-    begun = it.member.begin_round(0, may_switch=True)
+    assert not it.state_machine.enter_view(0, 0, view=view), "once"
+    begun = it.state_machine.begin_round(0, may_switch=True)
     assert begun is not None
     for message in (*adopted, *begun):
         it.tell(message)
@@ -63,7 +65,7 @@ def battery(it: WorkerContext, propose: Callable[[], None]) -> Prepares:
     assert word is not None
     assert (word.view, word.round, word.compute_us, word.shards) == (view, 0, 5, 2)
     assert it.end_round([word])
-    assert it.member.round == 1
+    assert it.state_machine.round == 1
     assert it.commit_message(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
     it.add_line(stepped(0, seconds=1.0, time=time.time()))
     it.report_script_end("fingerprint", m.StepTime(seconds=1.5, evaluation_s=0.5))
@@ -117,7 +119,7 @@ def test_fake() -> None:
     ]  # fmt: skip
     assert [line.step for line in it.lines] == [0]
     it.lapsed = True
-    it.member.begin_round(1, may_switch=True)
+    it.state_machine.begin_round(1, may_switch=True)
     assert it.commit_message(view=1, round_=1, compute_us=0, shards=0) is None
 
 

@@ -111,7 +111,7 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
     assert not compute(its_rounds), "there are no connections to end it over"
     assert its_rounds.view == next_
     assert compute(its_rounds)
-    assert it.member.round == 3
+    assert it.state_machine.round == 3
 
 
 def test_memory_for_the_state_is_used_once_and_none_is_kept_where_nobody_hands_one_over() -> None:
@@ -123,7 +123,7 @@ def test_memory_for_the_state_is_used_once_and_none_is_kept_where_nobody_hands_o
     assert joiner.room is None
     first, made = worker("w1")
     first.make_room(1 << 20)
-    first.member.on_message(m.Propose(view=ALONE))
-    first.member.connected(ALONE)
+    first.state_machine.on_message(m.Propose(view=ALONE))
+    first.state_machine.connected(ALONE)
     assert enter(made) == [ALONE]
     assert first.room is None

@@ -54,7 +54,7 @@ CASES = (
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
     context, training, wanted = FakeContext(), Saves(), Save(save=True, allow_between=case.between)
-    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.state_machine.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
     context.instructions.save = None if case.taken else wanted
     monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
     hung._take_up(context, training, wanted)
@@ -68,7 +68,7 @@ def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
     context, wanted, done = FakeContext(), Save(save=True, allow_between=False), threading.Event()
-    context.member.round = context.begun = 7
+    context.state_machine.round = context.begun = 7
     context.at_step_start, context.instructions.save = True, wanted
 
     class Late(Saves):
@@ -106,7 +106,7 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     again: list[Exit] = []
     left: list[int] = []
     context, training, exit_ = FakeContext(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
-    context.member.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
+    context.state_machine.round, context.begun, context.at_step_start = 7, case.begun, case.at_step_start
     context.fully_loaded, context.instructions.save_before_exit = case.proven, case.save_before_exit
     monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
     monkeypatch.setattr(hung, "leave", left.append)

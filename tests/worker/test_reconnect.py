@@ -117,7 +117,7 @@ def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path)
     async def scenario() -> None:
         async with crew(tmp_path, heartbeat_timeout_s=1.0, orphan_s=2.0) as it:
             trainer = await it.join("w1")
-            client, member = trainer.client, trainer.client.member
+            client, member = trainer.client, trainer.client.state_machine
             await it.in_view(1, "w1")
             it.scene.serving.cancel()
             await it.scene.server.close()

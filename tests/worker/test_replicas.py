@@ -38,11 +38,11 @@ def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path)
                 trainer.client.set_training(Drifted(number))
             await it.in_view(1, "w1", "w2")
             for number, trainer in enumerate(it.trainers.values()):
-                trainer.client.member.digest = 3 + number
+                trainer.client.state_machine.digest = 3 + number
             await it.scene.until(lambda: all(t.client.instructions.exit for t in it.trainers.values()))
             exits = [t.client.instructions.exit for t in it.trainers.values()]
             assert [e.code for e in exits if e] == [1, 1]
-            rounds = {t.client.member.round for t in it.trainers.values()}
+            rounds = {t.client.state_machine.round for t in it.trainers.values()}
             assert len(rounds) == 1, "nobody has ended the round"
             for e in exits:
                 assert e is not None

@@ -30,7 +30,7 @@ class SimulatedClient:
     pool: str
     reaches: str  # the store that it reaches: "" the run's, "other" a wrong one, "none"
     instructions: Instructions  # of the session
-    member: WorkerStateMachine
+    state_machine: WorkerStateMachine
     shard_s: float
     at_step_start: bool
     after: Callable[..., None]
@@ -45,7 +45,7 @@ class SimulatedClient:
             kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}",
             zone=self.world.zone_of(self),
         )  # fmt: skip
-        self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
+        self.session = Session(hello, self.state_machine, self._activity, lambda: None, self.world.now)
         self.instructions = self.session.instructions
         self.link: SimulatedLink | None = None
         self.shut_until = 0.0  # it can't connect before this time

@@ -92,7 +92,7 @@ class DataPlane(SimulatedClient):
         self._go_on()
         view = self._joining()
         if view is not None and view.group == group and peer in view.synced and self._lacks(peer, view):
-            self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
+            self.perform(self.state_machine.on_peer_lost(view.number, peer, "connection reset"))
         self.lose_sender(group, peer)
 
     def lose_sender(self, group: int, peer: str) -> None:
@@ -105,10 +105,10 @@ class DataPlane(SimulatedClient):
 
     def _joining(self) -> View | None:
         """Returns the view in which a thread waits for the state from the others; None if there is none."""
-        member = self.member
-        if member.phase == "candidate":
-            return member.pending
-        return member.view if member.phase == "member" and not member.synced else None
+        machine = self.state_machine
+        if machine.phase == "candidate":
+            return machine.pending
+        return machine.view if machine.phase == "member" and not machine.synced else None
 
     def _lacks(self, sender: str, view: View) -> bool:
         """Returns True if something of the state has not come from `sender`: its part, or the first one's header."""
@@ -192,13 +192,13 @@ class DataPlane(SimulatedClient):
 
     def lost_in(self, view: View, peer: str) -> None:
         self.world.say(self.name, f"finds {peer} lost in view {view.number}")
-        self.perform(self.member.on_peer_lost(view.number, peer, "connection reset"))
+        self.perform(self.state_machine.on_peer_lost(view.number, peer, "connection reset"))
         self.changed()
 
     def _report(self) -> None:
-        for message in self.member.report():
+        for message in self.state_machine.report():
             self.world.maybe_inject_fault("differs", self)
             if isinstance(message, m.Differs):
-                self.apart_in.add(self.member.round)
+                self.apart_in.add(self.state_machine.round)
             assert isinstance(message, m.Differs | m.ShardsDiffer | m.Drifts)
             self.tell(message)

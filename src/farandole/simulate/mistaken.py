@@ -37,9 +37,14 @@ class Mistaken:
 
     def twist(self, rng: random.Random, message: m.Message) -> m.Message:
         """Returns the message that it sends instead of `message`."""
-        if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.remaining and self.worker.member.view:
+        if (
+            isinstance(message, m.Heartbeat)
+            and self.kind == "waits"
+            and self.remaining
+            and self.worker.state_machine.view
+        ):
             self.remaining -= 1
-            peers = [peer for peer in self.worker.member.view.members if peer != self.name]
+            peers = [peer for peer in self.worker.state_machine.view.members if peer != self.name]
             return msgspec.structs.replace(message, blocked_on=rng.choice(peers) if peers else "")
         if (
             not isinstance(message, m.Stopped)
@@ -58,7 +63,7 @@ class Mistaken:
 
     def _beat(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         del rng, report
-        return {"round": max(0, self.worker.member.round - 1), "has_result": True}
+        return {"round": max(0, self.worker.state_machine.round - 1), "has_result": True}
 
     def _has_result(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         del rng
@@ -79,7 +84,7 @@ class Mistaken:
 
     def _proposed(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
         """Reports as if the proposed view were in force."""
-        pending = self.worker.member.pending
+        pending = self.worker.state_machine.pending
         if pending is None:
             return {}
         away = rng.choice((0, 1))
@@ -101,10 +106,10 @@ class Mistakes:
 
     def wrong(self, target: Process) -> str:
         """Makes `target` faulty, if it is one of three or more members. Returns the kind of fault, "" for none."""
-        view = target.member.view
-        if self.mistaken or view is None or view.size < 3 or not target.member.synced:
+        view = target.state_machine.view
+        if self.mistaken or view is None or view.size < 3 or not target.state_machine.synced:
             return ""
-        synced = [name for name in view.members if self.workers[name].alive and self.workers[name].member.synced]
+        synced = [name for name in view.members if self.workers[name].alive and self.workers[name].state_machine.synced]
         if len(synced) < 3:
             return ""
         kind = self.rng.choice((*IN_A_REPORT, *AT_ONCE))
@@ -117,15 +122,17 @@ class Mistakes:
 
     def _wrong_messages(self, target: Process, view: View, kind: str) -> list[m.Message]:
         peers = [name for name in view.members if name != target.name]
-        member = target.member
+        machine = target.state_machine
         several = self.rng.sample(peers, self.rng.randint(1, len(peers)))
         if kind == "storm":
             several = self.rng.choices([*peers, target.name, *self.workers], k=30)
         if kind in ("accuse", "storm"):
             return [m.Suspect(view=view.number, peer=peer, reason=WRONG) for peer in several]
-        if kind == "switched" and member.pending:
-            round_ = self.rng.choice((0, member.round, member.round + 1, 2**40))
-            return [m.Switched(view=member.pending.number, round=round_, step=self.rng.choice((0, target.step, 2**40)))]
+        if kind == "switched" and machine.pending:
+            round_ = self.rng.choice((0, machine.round, machine.round + 1, 2**40))
+            return [
+                m.Switched(view=machine.pending.number, round=round_, step=self.rng.choice((0, target.step, 2**40)))
+            ]
         if kind == "differs":
             return [m.Differs(step=target.step, workers=tuple(several))]
         if kind == "not finite":

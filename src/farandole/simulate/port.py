@@ -34,11 +34,11 @@ class SimulatedPort:
 
     def tell(self, message: m.Message) -> None:
         worker, world = self._worker, self._world
-        view = worker.member.view
+        view = worker.state_machine.view
         if isinstance(message, m.Switched) and view is not None:
             if view.number == self._first_view:
                 worker.root = view.number
-            elif not worker.member.synced:
+            elif not worker.state_machine.synced:
                 worker.root = self._mail.root
             world.witness.switched(worker, view, message.round)
             world.maybe_inject_fault("switch", worker)
@@ -119,7 +119,7 @@ class SimulatedPort:
         worker, world = self._worker, self._world
         store = {} if worker.reaches else world.store
         step = max(store, default=0)
-        newest = worker.member.newest
+        newest = worker.state_machine.newest
         if newest.path and step < newest.step:
             worker.tell(m.CannotStart(view=view.number, reason=f"step {step} of {newest.step}"))
             return None
@@ -133,7 +133,7 @@ class SimulatedPort:
     def receive(self, view: View) -> _Mail:
         worker, senders = self._worker, view.senders(self._world.settings.bits)
         self._mail = _Mail(worker.mail[view.number], view, senders)
-        worker.renewal = view if worker.member.synced else None
+        worker.renewal = view if worker.state_machine.synced else None
         for sender in senders:
             worker.lose_sender(view.group, sender)
         return self._mail

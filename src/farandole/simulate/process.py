@@ -28,10 +28,10 @@ class ProcessEnd(Exception):
 class Process(DataPlane):
     """A worker's process: its member, its training thread, its exchanges and its connections."""
 
-    def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
+    def __init__(self, world: World, name: str, machine: WorkerStateMachine, *, pool: str) -> None:
         self.world = world
         self.name = name
-        self.member = member
+        self.state_machine = machine
         self.pool = pool
         self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
         self.alive = True
@@ -121,7 +121,7 @@ class Process(DataPlane):
 
     def resumed(self, message: m.Resume) -> None:
         if not message.commit:
-            self.apart_in.discard(self.member.round)  # the round is repeated, and compared again
+            self.apart_in.discard(self.state_machine.round)  # the round is repeated, and compared again
         self.world.witness.resumed(self, message)
 
     def changed(self) -> None:
@@ -218,5 +218,5 @@ class Process(DataPlane):
         for name in view.members:
             if name != self.name and not self.world.workers[name].alive:
                 self.broken.add((view.group, name))
-        self.perform(self.member.connected(view))
+        self.perform(self.state_machine.connected(view))
         self.changed()

@@ -37,10 +37,10 @@ class SimulatedWorker(Process):
 
     spread: ClassVar[tuple[float, float]] = (0.2, 1.8)
 
-    def __init__(self, world: World, name: str, member: WorkerStateMachine, *, pool: str) -> None:
-        super().__init__(world, name, member, pool=pool)
+    def __init__(self, world: World, name: str, machine: WorkerStateMachine, *, pool: str) -> None:
+        super().__init__(world, name, machine, pool=pool)
         self._port = SimulatedPort(self)
-        self.driver = Driver(member, self.instructions, self._port, world.settings)
+        self.driver = Driver(machine, self.instructions, self._port, world.settings)
 
     def script(self) -> Routine:
         try:
@@ -48,8 +48,10 @@ class SimulatedWorker(Process):
             if self.world.rng.random() < 0.2:
                 yield self.world.rng.choice((0.5, 3.0, 6.0))  # the script's code after its loop
             self.finished = self.at_step_start = True
-            view = self.member.view.number if self.member.view else 0
-            self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
+            view = self.state_machine.view.number if self.state_machine.view else 0
+            self.tell(
+                m.Finished(fingerprint=str(self.state), view=view, round=self.state_machine.round, step=self.step)
+            )
         except ScriptError as error:
             self.world.script_failed = True
             self.tell(m.ScriptFailed(traceback=str(error)))
@@ -111,7 +113,7 @@ class SimulatedWorker(Process):
         driver = self.driver
         while True:
             yield from driver.sync()
-            todo, checks_left = driver.todo(), driver.checking.checks_left() if self.member.synced else ()
+            todo, checks_left = driver.todo(), driver.checking.checks_left() if self.state_machine.synced else ()
             if self.hungry and (todo or checks_left):
                 raise UnfedError
             if not todo and checks_left:
@@ -177,7 +179,7 @@ class SimulatedWorker(Process):
         if not (every and instructions.saves and (self.step % every == 0 or instructions.save_at_once)):
             return
         instructions.save_at_once = False
-        if not self.member.synced:
+        if not self.state_machine.synced:
             raise Violation(f"{self.name} is asked to write a checkpoint, and does not hold the state")
         full = self.world.disks.random() < 0.2
         if not full:

@@ -103,7 +103,7 @@ class World(Faults):
         self.store: dict[int, int] = {}  # checkpoints: the state by step
         self.events = 0
         self.records: Counter[str] = Counter()
-        self._member, self._worker = member, worker
+        self._state_machine, self._worker = member, worker
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._ids = count()
         self._names = count(1)
@@ -145,6 +145,6 @@ class World(Faults):
 
     def spawn(self, *, pool: str) -> None:
         name = f"w{next(self._names)}"
-        worker = self._worker(self, name, self._member(name), pool=pool)
+        worker = self._worker(self, name, self._state_machine(name), pool=pool)
         self.workers[name] = worker
         worker.after(self.rng.uniform(0.0, 0.3), worker.start, SIGNATURE)

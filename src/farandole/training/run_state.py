@@ -308,7 +308,7 @@ class RunState:
         """
         with reaching(" and ".join(self._places)):
             try:
-                reach.see(self._places, self._context.member.newest, self._identity)
+                reach.see(self._places, self._context.state_machine.newest, self._identity)
             except CheckpointsGone as gone:
                 self._context.short(view, gone)
                 return None

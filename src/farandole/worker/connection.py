@@ -68,9 +68,9 @@ class Connected(WorkerContext):
             kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool,
             session=secrets.token_hex(16), zone=settings.zone,
         )  # fmt: skip
-        member = WorkerStateMachine(settings.worker)
-        self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())
-        super().__init__(member, self._session.instructions, already_s=0.0 if settings.returns else age_s())
+        machine = WorkerStateMachine(settings.worker)
+        self._session = Session(hello, machine, self.activity, lambda: self._training.waiting_for(), time.monotonic())
+        super().__init__(machine, self._session.instructions, already_s=0.0 if settings.returns else age_s())
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self._ticket, self._source, self._interface = ticket, settings.ticket, settings.interface
@@ -111,7 +111,7 @@ class Connected(WorkerContext):
 
     def report_script_end(self, fingerprint: str, after: m.StepTime) -> None:
         with self.condition:
-            self.tell(self.member.script_end_report(fingerprint, after))
+            self.tell(self.state_machine.script_end_report(fingerprint, after))
 
     def close(self) -> None:
         """Closes the connection after it has sent the queued messages, for at most `CLOSE_S` seconds."""
@@ -279,7 +279,9 @@ class Connected(WorkerContext):
                     self._connect(action)
                 case Exit():
                     self.condition.notify_all()
-                    self._leave(action.code, saves=action.save, trains=self.member.synced, within_s=action.within_s)
+                    self._leave(
+                        action.code, saves=action.save, trains=self.state_machine.synced, within_s=action.within_s
+                    )
                     leave_aside(self, self._training, action)
                 case Save():
                     self.condition.notify_all()
@@ -296,12 +298,12 @@ class Connected(WorkerContext):
                     self.tell(action)
 
     def _connect(self, connect: Connect) -> None:
-        current, view = self.member.view, connect.view
+        current, view = self.state_machine.view, connect.view
         keep = (view.group, current.group if current else 0)
         self._groups.prepare_for(view, keep)  # a view is proposed only after all members have left earlier ones
         self._groups.arrange(connect, self.worker, lambda: self._training.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:
         with self.condition:
-            self._perform(self.member.connected(view))
+            self._perform(self.state_machine.connected(view))
             self.condition.notify_all()

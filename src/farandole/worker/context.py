@@ -140,13 +140,13 @@ class WorkerContext(ABC):
 
     def __init__(
         self,
-        member: WorkerStateMachine,
+        machine: WorkerStateMachine,
         instructions: Instructions,
         history: History | None = None,
         already_s: float = 0.0,
     ) -> None:
         """`history`: the workers that a single process stands for; `already_s`: the age of this process, in seconds."""
-        self.member = member
+        self.state_machine = machine
         self.instructions = instructions
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
@@ -167,7 +167,7 @@ class WorkerContext(ABC):
     @property
     def worker(self) -> str:
         """The worker's name in the run."""
-        return self.member.worker
+        return self.state_machine.worker
 
     def workers_at(self, step: int, members: int) -> int:
         """Returns the number of workers that the batch of `step` is for, if `members` workers have begun it.
@@ -243,12 +243,12 @@ class WorkerContext(ABC):
     def end_round(self, commits: Sequence[CommitMessage]) -> bool:
         with self.condition:
             ended = self._end_round(commits)
-            self._perform(self.member.report())
+            self._perform(self.state_machine.report())
             return ended
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> None:
         with self.condition:
-            self._perform(self.member.on_peer_lost(view, peer, reason, waited_s=waited_s))
+            self._perform(self.state_machine.on_peer_lost(view, peer, reason, waited_s=waited_s))
 
     def changed(self) -> None:
         with self.condition:
@@ -333,8 +333,8 @@ class SingleProcess(WorkerContext):
         del signature, unreached
         with self.condition:
             view = View(number=1, members=(self.worker,), group=1)
-            self.member.on_message(Propose(view=view, newest=self._newest))
-            self._perform(self.member.connected(view))
+            self.state_machine.on_message(Propose(view=view, newest=self._newest))
+            self._perform(self.state_machine.connected(view))
 
     def short(self, view: View, error: CheckpointsGone) -> None:
         del view
@@ -388,10 +388,10 @@ class SingleProcess(WorkerContext):
         """Does nothing: there is no connection."""
 
     def _commit_message(self, *, view: int, round_: int, compute_us: int, shards: int) -> CommitMessage | None:
-        return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
+        return self.state_machine.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
-        return self.member.end_round(commits)
+        return self.state_machine.end_round(commits)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -452,7 +452,7 @@ class SingleProcess(WorkerContext):
         saved = False
         try:
             saved = self._save()
-            self._record_time(self.member.step, self.worker)
+            self._record_time(self.state_machine.step, self.worker)
             if self._finished:
                 reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
                 self._record(events.OverEvent(code=0 if saved else 1, reason=reason))

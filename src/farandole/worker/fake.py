@@ -38,7 +38,7 @@ class FakeContext(WorkerContext):
     def hear(self, message: m.Message) -> None:
         """Delivers a message of the coordinator."""
         with self.condition:
-            self._perform(self.member.on_message(message))
+            self._perform(self.state_machine.on_message(message))
             self.condition.notify_all()
 
     @property
@@ -61,7 +61,7 @@ class FakeContext(WorkerContext):
         self.lines.append(line)
 
     def report_script_end(self, fingerprint: str, after: m.StepTime) -> None:
-        self.tell(self.member.script_end_report(fingerprint, after))
+        self.tell(self.state_machine.script_end_report(fingerprint, after))
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
@@ -70,18 +70,18 @@ class FakeContext(WorkerContext):
         return (
             None
             if self.lapsed
-            else self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
+            else self.state_machine.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
         )
 
     def _end_round(self, commits: Sequence[CommitMessage]) -> bool:
-        return not self.lapsed and self.member.end_round(commits)
+        return not self.lapsed and self.state_machine.end_round(commits)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Connect(view):
                     self._training.prepare(view)
-                    self._perform(self.member.connected(view))
+                    self._perform(self.state_machine.connected(view))
                 case Exit():
                     self.instructions.leave(action)
                 case Save():

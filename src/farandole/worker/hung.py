@@ -45,7 +45,7 @@ def _take_up(context: WorkerContext, training: Training, wanted: Save) -> None:
     with context.condition:
         if context.instructions.save is not wanted:
             return  # the training thread handles it
-        if context.at_step_start and context.begun != context.member.round:
+        if context.at_step_start and context.begun != context.state_machine.round:
             save_aside(context, training, wanted)
             return
         context.instructions.save = None
@@ -69,7 +69,7 @@ def _save_and_go(context: WorkerContext, training: Training, exit_: Exit) -> Non
         if context.fully_loaded and not context.instructions.save_before_exit:
             return  # the training thread handles it
         holds = context.fully_loaded and context.at_step_start
-        if holds and context.begun != context.member.round:
+        if holds and context.begun != context.state_machine.round:
             leave_aside(context, training, exit_)
             return
         context.instructions.save_before_exit = False

@@ -297,7 +297,7 @@ class Rounds:
         self.layout = Layout([], 0)  # of training steps; the buffers of a proposed view are made for it
         self._replan: Callable[[], None] = _nothing
         self._port = RoundsPort(context, held, lambda: self._replan())
-        self._driver = Driver(context.member, context.instructions, self._port, context.terms)
+        self._driver = Driver(context.state_machine, context.instructions, self._port, context.terms)
         self.meter = context.meter
         self._entered = False
         self.in_once = False  # this worker does the work of `run.once`: it may begin no other round
@@ -367,7 +367,7 @@ class Rounds:
 
     def checks_left(self) -> tuple[int, ...]:
         """Returns the shards of another worker that this one has yet to compute, to check it. Call it after `todo`."""
-        return self._driver.checking.checks_left() if self._context.member.synced else ()
+        return self._driver.checking.checks_left() if self._context.state_machine.synced else ()
 
     def examined(self, shard: int) -> bool:
         """Returns True if another worker checks this worker's `shard`: then call `found` with its digests."""

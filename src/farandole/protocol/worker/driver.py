@@ -10,8 +10,8 @@ So what stands between two yields is atomic. A generator yields what comes next 
 
 So what it knows may be out of date as soon as it has yielded. That does no harm: only this driver begins rounds, and
 only `WorkerStateMachine` ends them or moves them on.
-The driver compares the `number` of its round and the view of its `exchange` with the member's. If the member's round is
-later, the round was committed meanwhile; if only the view is another, the round is repeated.
+The driver compares the `number` of its round and the view of its `exchange` with those of the state machine. If the
+round there is later, the driver's was committed meanwhile; if only the view is another, it is redone.
 Argument: docs/protocol.md, Driver 1-6.
 """
 
@@ -275,8 +275,8 @@ class Driver:
             the view. For the next one they send it none, since they have not ended the first one with its own.
     """
 
-    def __init__(self, member: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
-        self.member = member
+    def __init__(self, machine: WorkerStateMachine, instructions: Instructions, port: Port, terms: RunTerms) -> None:
+        self.state_machine = machine
         self.task = Task(position=Position(), shards=_none)
         self.exchange: ExchangePort = _Before()
         self.lineage = Lineage(sets=())
@@ -291,8 +291,8 @@ class Driver:
         self.port = port
         self._terms = terms
         self.minimum = terms.minimum
-        self.checking = Checking(member, terms)
-        member.drift = Drift() if terms.bits == "any" else None
+        self.checking = Checking(machine, terms)
+        machine.drift = Drift() if terms.bits == "any" else None
         self._call = NOTHING
         self._in_idle_round = False
 
@@ -310,31 +310,31 @@ class Driver:
             while not (yield from self.wait_for_round_end()):
                 pass
         yield from self._begin_once(task, call)
-        if self.member.synced:
+        if self.state_machine.synced:
             yield from self.pass_idle_rounds()
 
     def _begin_once(self, task: Task, call: Call) -> Routine[None]:
-        member, port = self.member, self.port
+        machine, port = self.state_machine, self.port
         while True:
             yield from self.handle_requests()
-            if member.phase == "member":
-                reports = member.begin_round(task.position.step, may_switch=task.is_step, call=call)
+            if machine.phase == "member":
+                reports = machine.begin_round(task.position.step, may_switch=task.is_step, call=call)
                 self.tell(reports or ())
-                if member.phase == "member":
+                if machine.phase == "member":
                     break
                 yield from do(port.stand_back)
                 continue
-            if member.phase == "candidate":
+            if machine.phase == "candidate":
                 raise JoinAborted
             yield Change()
-        view, lineage, synced, first = member.view, member.lineage, member.synced, member.first
+        view, lineage, synced, first = machine.view, machine.lineage, machine.synced, machine.first
         assert view is not None
         assert lineage is not None
         self.task, self._call, self._began_loaded = task, call, synced
-        self.number = self.begun_round = member.round
+        self.number = self.begun_round = machine.round
         self._in_idle_round = task.is_step and len(lineage.sets[0]) < self.minimum
-        member.computes_step = self.computes_step
-        renewal = member.drift.renewal(view, task.position.step) if member.drift and self.computes_step else None
+        machine.computes_step = self.computes_step
+        renewal = machine.drift.renewal(view, task.position.step) if machine.drift and self.computes_step else None
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))
         if synced:
             yield from self.take_digest()
@@ -354,9 +354,9 @@ class Driver:
 
     def _renew(self, view: View, renewal: View) -> Routine[None]:
         """Send the state to the members whose replicas drifted, or receive it. See `Drift` in `state_machine.py`."""
-        if self.member.worker in renewal.senders(self._terms.bits):
+        if self.state_machine.worker in renewal.senders(self._terms.bits):
             yield from do(self.port.send_state, renewal, self.number, self.task.position)
-        elif self.member.worker in renewal.joining:
+        elif self.state_machine.worker in renewal.joining:
             arriving = yield from do(self.port.receive, renewal)
             if (yield from self.until(view, lambda: arriving.state is not None)):
                 self.fully_loaded = self._began_loaded = False
@@ -370,9 +370,9 @@ class Driver:
         """
         while True:
             yield from self.handle_requests()
-            if view not in (self.member.view, self.member.pending):
+            if view not in (self.state_machine.view, self.state_machine.pending):
                 return False
-            if self.member.phase != "stopped" and condition():
+            if self.state_machine.phase != "stopped" and condition():
                 return True
             yield Change()
 
@@ -387,7 +387,7 @@ class Driver:
     def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
         """Record a check: this worker has computed `shard` of another one. After its last check it may commit."""
         self.checking.on_check(shard, names, digests)
-        if self.member.synced and not self.checking.checks_left():
+        if self.state_machine.synced and not self.checking.checks_left():
             self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
@@ -395,7 +395,7 @@ class Driver:
 
         After a change of the view these are the inherited ones: what this worker has computed stays.
         """
-        mine = self.lineage.assign(self.shards).get(self.member.worker, ()) if self.shards else ()
+        mine = self.lineage.assign(self.shards).get(self.state_machine.worker, ()) if self.shards else ()
         return tuple(shard for shard in mine if shard not in self.computed_shards)
 
     @property
@@ -414,26 +414,26 @@ class Driver:
         if len(sets) < 2:
             return False
         first = Lineage(sets=sets[:1], shares=self.lineage.shares)
-        return shard not in first.assign(self.shards).get(self.member.worker, ())
+        return shard not in first.assign(self.shards).get(self.state_machine.worker, ())
 
     def sync(self) -> Routine[None]:
         """Follow a change of the view in this round: open the new exchange over the same partial sums."""
         yield from self.handle_requests()
-        member = self.member
-        view, lineage = member.view, member.lineage
-        goes_on = member.phase == "member" and member.round == self.number
+        machine = self.state_machine
+        view, lineage = machine.view, machine.lineage
+        goes_on = machine.phase == "member" and machine.round == self.number
         if goes_on and view is not None and view.number != self.exchange.view.number and lineage is not None:
             yield from self._open(view)
             yield from self._start(lineage)
 
     def wait_for_round_end(self) -> Routine[bool]:
         """Wait for the end of the round. Returns False if the view has changed instead: then look at `todo` again."""
-        member, exchange = self.member, self.exchange
+        machine, exchange = self.state_machine, self.exchange
         self.waits_for_peers = True
         yield from do(exchange.on_all_submitted)
-        while not exchange.ended and member.round <= self.number:
+        while not exchange.ended and machine.round <= self.number:
             yield from self.handle_requests()
-            if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
+            if machine.phase == "member" and machine.view is not None and machine.view.number != exchange.view.number:
                 yield from self.sync()
                 return False
             yield Change()
@@ -470,7 +470,7 @@ class Driver:
         if instructions.exit is not None:
             if instructions.save_before_exit and self.fully_loaded:
                 instructions.save_before_exit = False
-                saved = yield from do(port.save, bool(self.member.differing))
+                saved = yield from do(port.save, bool(self.state_machine.differing))
                 if saved.between and instructions.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
             port.leave(instructions.exit)
@@ -485,9 +485,9 @@ class Driver:
 
     def take_digest(self) -> Routine[None]:
         """Take the replica's digest for the commit message of a training step; 0 elsewhere, and in a view of one."""
-        view = self.member.view
+        view = self.state_machine.view
         compared = self.computes_step and view is not None and view.size > 1
-        self.member.digest = (yield from do(self.port.digest)) if compared else 0
+        self.state_machine.digest = (yield from do(self.port.digest)) if compared else 0
 
     def tell(self, messages: Iterable[Message]) -> None:
         """Send `messages` to the coordinator, in order."""
@@ -520,7 +520,7 @@ def _none(workers: int) -> int:
 # --- entering ---------------------------------------------------------------------------------------------------------
 #
 # How a worker enters (`join_view`): it waits for a view, and for the state if others hold it. Invariant: a joiner sends
-# its commit message only after it has loaded the state and the member has agreed that the view still stands; so the
+# its commit message only after it has loaded the state and no stop has arrived (`become_synced`); so the
 # veterans' state stays that of the beginning of the round while it is transferred.
 #
 #     Hello, Welcome     the worker gets its id and the run's terms, and makes its model and data
@@ -565,11 +565,11 @@ def join_view(driver: Driver, entrance: JoinCallbacks) -> Routine[None]:
     Raises:
         LoopPassed: the run is in a later loop of the script. Call this again at the beginning of that loop.
     """
-    member = driver.member
+    machine = driver.state_machine
     while True:
         driver.calls.enter()
         view = yield from _proposed(driver)
-        entered = _begin_run(driver, entrance, view) if member.worker in view.synced else _join(driver, entrance, view)
+        entered = _begin_run(driver, entrance, view) if machine.worker in view.synced else _join(driver, entrance, view)
         try:
             if (yield from entered):
                 return
@@ -595,7 +595,7 @@ def _begin_run(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[b
 
 def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     """Join `view` with the state of its other members; False if the view was withdrawn."""
-    member = driver.member
+    machine = driver.state_machine
     arriving = yield from do(driver.port.receive, view)
     if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
@@ -613,7 +613,7 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
     exchange = driver.exchange
     yield from do(entrance.load, arriving.state)
     yield from driver.take_digest()
-    synced = member.become_synced()
+    synced = machine.become_synced()
     if synced is None:
         return False
     driver.tell(synced)
@@ -625,16 +625,16 @@ def _join(driver: Driver, entrance: JoinCallbacks, view: View) -> Routine[bool]:
 
 def _proposed(driver: Driver) -> Routine[View]:
     """Wait for a proposed view whose connections are open."""
-    member = driver.member
+    machine = driver.state_machine
     while True:
-        if member.phase == "candidate" and member.pending and member.prepared == member.pending.number:
-            return member.pending
+        if machine.phase == "candidate" and machine.pending and machine.prepared == machine.pending.number:
+            return machine.pending
         yield from driver.handle_requests()
         yield Change()
 
 
 def _enter_view(driver: Driver, round_: int, position: Position, view: View) -> bool:
-    reports = driver.member.enter_view(round_, position.step, view=view.number)
+    reports = driver.state_machine.enter_view(round_, position.step, view=view.number)
     driver.tell(reports or ())
     return reports is not None
 
@@ -643,8 +643,8 @@ def _enter_view(driver: Driver, round_: int, position: Position, view: View) -> 
 #
 # Which class of time the training thread is in while its driver has it: waiting or working.
 #
-# It waits for others at one place only, in the driver's shell. The class of a wait is read from the member and the
-# driver at that moment, and again after each change. So one wait may begin as the exchange of a step, go on as the
+# It waits for others at one place only, in the driver's shell. The class of a wait is read from the state machine and
+# the driver at that moment, and again after each change. So one wait may begin as the exchange of a step, go on as the
 # pause of a stopped view, and end as an exchange again.
 
 
@@ -653,16 +653,16 @@ def class_of(driver: Driver, *, entered: bool, waits: bool, before: TimeClass) -
 
     `before` is its class when it called the driver; `entered`: its first step has begun.
     """
-    member = driver.member
-    if before == "end" or member.phase in ("left", "out"):
+    machine = driver.state_machine
+    if before == "end" or machine.phase in ("left", "out"):
         return "end"
     if not entered:
-        return "spare" if waits and member.phase == "candidate" and member.pending is None else "start"
-    view = member.view
-    if member.phase == "stopped" or view is None or view.number != driver.exchange.view.number:
+        return "spare" if waits and machine.phase == "candidate" and machine.pending is None else "start"
+    view = machine.view
+    if machine.phase == "stopped" or view is None or view.number != driver.exchange.view.number:
         return "pause"
     if driver.in_idle_round:
         return "few"
-    if member.first and (view.joining or not waits):
+    if machine.first and (view.joining or not waits):
         return "pause"
     return "exchange" if waits else before

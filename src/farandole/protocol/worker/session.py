@@ -169,10 +169,10 @@ class Session:
     """
 
     def __init__(
-        self, hello: m.Hello, member: WorkerStateMachine, activity: Callable[[], Activity],
+        self, hello: m.Hello, machine: WorkerStateMachine, activity: Callable[[], Activity],
         waiting_for: Callable[[], PeerWait | None], now: float,
     ) -> None:  # fmt: skip
-        self.member = member
+        self.state_machine = machine
         self.instructions = Instructions()
         self.terms = DEFAULT_TERMS
         self._run = ""
@@ -199,7 +199,7 @@ class Session:
         self.attempt += 1
         self._phase, self._hello_at = "greeting", now
         self._outgoing.clear()
-        worker, synced = self.member.worker, self.member.synced
+        worker, synced = self.state_machine.worker, self.state_machine.synced
         return msgspec.structs.replace(self._hello, worker=worker, attempt=self.attempt, synced=synced)
 
     def on_closed(self, attempt: int) -> None:
@@ -255,7 +255,7 @@ class Session:
                 self._lease.on_answer(message.beat, self.terms.orphan_s)
                 self._lines.forget(message.lines)
             case m.Saver():
-                self.instructions.saves = message.worker == self.member.worker
+                self.instructions.saves = message.worker == self.state_machine.worker
                 self.instructions.save_at_once = self.instructions.saves and message.at_once
             case m.PreemptionDeadline():
                 self._preemption.within(message.within_s, now)
@@ -266,12 +266,14 @@ class Session:
         return []
 
     def _welcomed(self, welcome: m.Welcome) -> None:
-        if self.met and welcome.worker != self.member.worker:
-            raise Refused(f"this worker has the id {self.member.worker}, but the coordinator calls it {welcome.worker}")
+        if self.met and welcome.worker != self.state_machine.worker:
+            raise Refused(
+                f"this worker has the id {self.state_machine.worker}, but the coordinator calls it {welcome.worker}"
+            )
         if self.met and welcome.run != self._run:
             raise Refused(f"this worker belongs to run {self._run}, but the coordinator belongs to run {welcome.run}")
         self._run, self.terms = welcome.run, welcome.terms
-        self.member.worker = welcome.worker
+        self.state_machine.worker = welcome.worker
         self._phase, self._wait_s = "open", BACKOFF_S[0]
         self._lease.on_welcome(self._hello_at, welcome.terms.orphan_s)
         self._lines.send_after(welcome.lines)
@@ -279,8 +281,8 @@ class Session:
 
     def _follow(self, message: m.Message) -> list[Action]:
         self.instructions.saves = self.instructions.saves and not isinstance(message, m.ViewWithdrawn)
-        actions = self.member.on_message(message)
-        if not self.member.differing:  # the worker continues, and compares again
+        actions = self.state_machine.on_message(message)
+        if not self.state_machine.differing:  # the worker continues, and compares again
             self._repeated = [message for message in self._repeated if not isinstance(message, m.Differs)]
         for action in actions:
             match action:
@@ -332,8 +334,8 @@ class Session:
                     self._outgoing.append(self._heartbeat(number, now, lines))
 
     def _is_rank_0(self) -> bool:
-        view = self.member.view
-        return view is not None and view.members[:1] == (self.member.worker,)
+        view = self.state_machine.view
+        return view is not None and view.members[:1] == (self.state_machine.worker,)
 
     def _leads(self) -> bool:
         """Return True if this worker sends the lines of metrics."""
@@ -341,10 +343,10 @@ class Session:
         return self._was_rank_0 or self.instructions.save is not None
 
     def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Message:
-        member, activity, terms = self.member, self._activity(), self.terms
-        view = member.view
+        machine, activity, terms = self.state_machine, self._activity(), self.terms
+        view = machine.view
         beat = m.Heartbeat(
-            number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
+            number=number, view=view.number if view else 0, round=machine.round, step=machine.step, call=machine.call,
             lines=lines, logged=() if self._leads() else self._lines.take_to_compare(),
             epoch=activity.epoch, shards_computed=activity.shards_computed,
             waits_for_peers=activity.waits_for_peers, at_step_start=activity.at_step_start,
@@ -369,12 +371,12 @@ class Session:
         """Return `WorkerStateMachine.commit_message`, or None once the lease is over."""
         if self.lease_over(now):
             return None
-        return self.member.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
+        return self.state_machine.commit_message(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, now: float, commits: Sequence[CommitMessage]) -> bool:
         """Return `WorkerStateMachine.end_round`, or False once the lease is over."""
         self._was_rank_0 = self._was_rank_0 or self._is_rank_0()
-        return not self.lease_over(now) and self.member.end_round(commits)
+        return not self.lease_over(now) and self.state_machine.end_round(commits)
 
     def watch(self, now: float) -> list[Action]:
         """Report a stalled peer, and end this worker when its lease is over. Works with and without a connection."""
@@ -382,7 +384,7 @@ class Session:
         waiting = self._waiting_for()
         if waiting and stalled(waiting, self._lines.median_step_s(), stall_s=self.terms.stall_s, now=now):
             view, peer, since = waiting
-            actions += self.member.on_peer_lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
+            actions += self.state_machine.on_peer_lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
         if self.lease_over(now) and self.instructions.exit is None:
             exit_ = self._exit(now)
             self.instructions.leave(exit_)

@@ -81,7 +81,7 @@ class Drift:
         return msgspec.structs.replace(view, joining=tuple(worker for worker in view.members if worker in odd))
 
 
-# --- member -----------------------------------------------------------------------------------------------------------
+# --- state machine ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -422,8 +422,8 @@ ShardDigests = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # by shard: n
 class Checking:
     """The checked shards of one worker. Sets the member's `checks`, `own_results` and `check_results` for its round."""
 
-    def __init__(self, member: WorkerStateMachine, terms: RunTerms) -> None:
-        self._member = member
+    def __init__(self, machine: WorkerStateMachine, terms: RunTerms) -> None:
+        self._state_machine = machine
         self._terms = terms
         self._mine: ShardDigests = {}  # own shards that another worker checks
         self._others: ShardDigests = {}  # shards of another worker that this one checks
@@ -434,22 +434,22 @@ class Checking:
 
     def arrange(self, lineage: Lineage, shards: int, step: int) -> None:
         """Start or restart the round of `step`, and decide who checks which of its `shards`; 0: no training step."""
-        member, terms = self._member, self._terms
-        member.checks = ()
+        machine, terms = self._state_machine, self._terms
+        machine.checks = ()
         if shards and terms.bits != "any":
             held, workers = lineage.assign(shards), lineage.sets[-1]
-            fraction = 0.0 if member.view is None or member.view.undecided else terms.audit
+            fraction = 0.0 if machine.view is None or machine.view.undecided else terms.audit
             audited = audit(held, workers, fraction, terms.seed, step)
-            member.checks = select_checks(held, member.unchecked, lineage.rechecks, audited)
+            machine.checks = select_checks(held, machine.unchecked, lineage.rechecks, audited)
         self._update_member()
 
     def concerns(self, shard: int) -> bool:
         """Return True if another worker checks `shard`, which is this worker's own."""
-        return shard in of_owner(self._member.checks, self._member.worker)
+        return shard in of_owner(self._state_machine.checks, self._state_machine.worker)
 
     def checks_left(self) -> tuple[int, ...]:
         """Return the shards of another worker that this one must still compute before it sends its commit message."""
-        mine = of_checker(self._member.checks, self._member.worker)
+        mine = of_checker(self._state_machine.checks, self._state_machine.worker)
         return tuple(shard for shard in mine.shards if shard not in self._others) if mine else ()
 
     def on_digests(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
@@ -466,9 +466,9 @@ class Checking:
         self._update_member()
 
     def _update_member(self) -> None:
-        member, mine = self._member, of_checker(self._member.checks, self._member.worker)
-        member.own_results = _computed(member.worker, of_owner(member.checks, member.worker), self._mine)
-        member.check_results = _computed(mine.owner, mine.shards, self._others) if mine else NO_DIGESTS
+        machine, mine = self._state_machine, of_checker(self._state_machine.checks, self._state_machine.worker)
+        machine.own_results = _computed(machine.worker, of_owner(machine.checks, machine.worker), self._mine)
+        machine.check_results = _computed(mine.owner, mine.shards, self._others) if mine else NO_DIGESTS
 
 
 def _computed(owner: str, shards: Sequence[int], digests_of: ShardDigests) -> Computed:
