@@ -69,7 +69,7 @@ CAUGHT_BY = {
     "view: 0 < owner.own_results != check > False": 5,
     "recovery: dispute is not None or verdict > dispute is not None": 11,
     "recovery: synced.discard(worker) return  > return verdict": 3,
-    "disputes: for worker in _new(at_last, ho > for worker in ():": 8,
+    "disputes: for worker in _new(at_last, ow > for worker in ():": 8,
     "disputes: differ = True > ": 6,
     "disputes: if at_last[worker].unchecked] > if False]": 8,
     "failures: heirs = {*views}.intersection( > heirs = {*reports}.difference(": 6,
