@@ -84,7 +84,7 @@ def _began(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differenc
     if not call.number or _is_late(state) or not _in_a_view(state, worker, beat.view):
         return None
     before = state.previous.number if state.view and state.previous else 0
-    if beat.view == before and (difference := _behind(state, worker, beat)):
+    if beat.view == before and ((difference := _behind(state, worker, beat)) or state.stopping):
         return difference
     first, other = state.first_calls.get(round_, (worker, call))
     if first == worker or first not in state.workers:
@@ -104,8 +104,17 @@ def _behind(state: CoordinatorState, worker: str, beat: m.Heartbeat) -> Differen
     See docs/protocol.md, Same calls 5.
     """
     for other, round_ in state.switches.items():
-        if round_ == beat.round or round_ == state.switch_round < beat.round:
+        if round_ == beat.round:
             return calls_differ(other, Call(doing="the next step"), worker, beat.call)
+        if round_ == state.switch_round < beat.round:
+            state.ban(worker)
+            recovery.expel(
+                state,
+                worker,
+                f"it reports round {beat.round} in the view before, but others switched in round {round_}, which "
+                "needs their commit messages",
+            )
+            return None
         if round_ < beat.round:  # no worker could begin this round without `other`: two that report it are right
             state.ahead.setdefault(other, set()).add(worker)
             if len(state.ahead[other]) > 1 and other in state.workers:
