@@ -282,13 +282,15 @@ def test_a_switch_that_two_have_gone_beyond_was_none(further: str) -> None:
     assert ("expelled" in scene.events) == (len(further) > 1), "of one nobody could tell which of the two is wrong"
 
 
-def test_one_alone_that_is_beyond_a_switch_that_counts_ends_no_run() -> None:
+@pytest.mark.parametrize("call", ["step 9", "evaluate"])
+def test_one_alone_that_is_beyond_a_switch_that_counts_ends_no_run(call: str) -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", m.LeaveRequest(reason="SIGTERM"))
     view = scene.last("a", m.Propose).view
     for worker in "ab":
         scene.say(worker, m.Switched(view=view.number, round=8, step=8))
-    scene.say("c", m.Heartbeat(view=1, round=9, step=9, call=m.Call.of("step 9")))
+    scene.say("a", m.Heartbeat(view=view.number, round=9, step=9, call=m.Call.of("step 9")))
+    scene.say("c", m.Heartbeat(view=1, round=9, step=9, call=m.Call.of(call)))
     assert "calls differ" not in scene.events
     assert scene.coordinator.stopping
     for worker in list(scene.coordinator.stopping.unanswered):
