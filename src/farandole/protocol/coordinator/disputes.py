@@ -268,7 +268,9 @@ def agreed_round(reported: dict[str, int], workers: Sequence[str]) -> int:
     """
     if len(workers) < MANY:
         return reported.get(workers[0], -1) if workers else -1
-    round_, count = max(Counter(reported.values()).items(), key=lambda each: each[1], default=(-1, 0))
+    if not reported:
+        return -1
+    round_, count = Counter(reported.values()).most_common(1)[0]
     return round_ if count >= majority(len(workers)) else -1
 
 
