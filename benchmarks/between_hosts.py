@@ -7,7 +7,7 @@
     python benchmarks/between_hosts.py --workers 1 --micro 4 --mbit 100 --codec none fp16 --ddp none fp16 --rounds 3
 
 Two network namespaces are joined by a cable of that rate in both directions. A wide layer is trained, whose step is
-nearly all exchange. TCP uses Reno. Shown are the steps' times and what one host sends in each, beside the size of the
+nearly all exchange. TCP uses cubic. Shown are the steps' times and what one host sends in each, beside the size of the
 gradients; a row for each codec, one run after the other, then one for each of DistributedDataParallel's communication
 hooks (`--ddp`).
 """
@@ -36,9 +36,11 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 STEPS = 20
 WARM = 12  # of DistributedDataParallel's steps, not measured
 LIMIT_S = 120.0
-# Reno behaves here as Linux' default, cubic, and a namespace may choose it. With BBR, which some systems use, a step at
-# 100 Mbit/s took up to 0.3 s longer, by chance.
-CONGESTION = "net.ipv4.tcp_congestion_control=reno"
+# Linux' default. With BBR, which some systems use, a step at 100 Mbit/s took up to 0.3 s longer, by chance. With Reno a
+# step at 1 Gbit/s took 237 ms instead of 174: the first packet of a connection is dropped (section `listener` of
+# `collective/gloo.py`), and Reno's congestion window then grows by one packet a round trip.
+CONGESTION = "net.ipv4.tcp_congestion_control=cubic"
+ALLOW = 'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"'
 
 
 def main() -> None:
@@ -135,7 +137,10 @@ def cable(mbit: int) -> Iterator[list[str]]:
             ip("-n", name, "route", "add", "default", "via", other)
             limit = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
             run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", *limit])
-            run(["ip", "netns", "exec", name, "sysctl", "-w", CONGESTION])
+            try:
+                run(["ip", "netns", "exec", name, "sysctl", "-w", CONGESTION])
+            except subprocess.CalledProcessError as error:
+                raise SystemExit(f"{error.stderr}this system does not allow {CONGESTION}; as root: {ALLOW}") from error
         yield names
     finally:
         for name in names:

@@ -7,7 +7,7 @@ Options after `--` are those of the example.
 Each host is a network namespace with one worker, and its cable to the switch has the rate in both directions. Each rate
 is one `farandole bench scaling` on a hosts file. The nets are those of examples/, larger, so that the network counts:
 a ResNet-20 of four times the width, and a transformer of twice the width. The hosts share this machine's cores equally:
-a control group limits the processor time of each, also while the others are idle. TCP uses Reno
+a control group limits the processor time of each, also while the others are idle. TCP uses cubic
 (`between_hosts.py`).
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
             for number, name in enumerate(machines.names):
                 limit(name, "cable", mbit)
                 limit(machines.switch, f"port{number}", mbit)
-                ip("netns", "exec", name, "sysctl", "-w", "net.ipv4.tcp_congestion_control=reno")
+                ip("netns", "exec", name, "sysctl", "-w", "net.ipv4.tcp_congestion_control=cubic")
             for name in machines.names[1:]:
                 stack.enter_context(processor_time(name, (os.cpu_count() or 1) / options.hosts))
             rows += [{"mbit": mbit, **row} for row in measured(options, machines, Path(place))]
