@@ -104,7 +104,7 @@ class Codec:
         into.copy_(total)
         if self.scale != 1.0:
             into.mul_(1.0 / self.scale)
-        if not torch.isfinite(total.sum(dtype=torch.float32)):
+        if not torch.isfinite(into.sum()):
             torch.nan_to_num_(into, nan=float("nan"), posinf=float("inf"), neginf=float("-inf"))
 
 
