@@ -15,9 +15,12 @@ from farandole.collective.buckets import (
     CUT_BYTES,
     FIRST_BUCKET_BYTES,
     LARGE_BYTES,
+    PIECE_BYTES,
     Bucket,
     Layout,
 )
+from farandole.collective.quantization import GROUP_BYTES, Quantization
+from farandole.collective.schedule import MOST_PIECES
 from tests.support.exchanging import parameters_of
 
 
@@ -90,6 +93,32 @@ def test_slices_tile_a_bucket_at_aligned_cuts(units: int, ranks: int, dtype: tor
     assert all(start % unit == 0 for start, _ in cuts)
     sizes = [stop - start for start, stop in cuts]
     assert max(sizes) - min(sizes) < 2 * unit, "an owner sums one unit more than another, the last also what is over"
+
+
+@given(
+    st.integers(0, 40_000), st.integers(1, 5), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.sampled_from([None, Quantization(bits=4), Quantization(bits=8)]),
+)  # fmt: skip
+def test_pieces_tile_a_slice_and_begin_where_slices_may(
+    units: int, ranks: int, dtype: torch.dtype, quantization: Quantization | None
+) -> None:
+    dtype = torch.uint8 if quantization else dtype
+    smallest = (GROUP_BYTES if quantization else ALIGNMENT) // dtype.itemsize
+    numel, where = units * smallest, torch.device("cpu")
+    bucket = Bucket(
+        index=0, dtype=dtype, device=where, params=(), offsets=(), numel=numel, quantization=quantization
+    )  # fmt: skip
+    unit = CUT_BYTES // dtype.itemsize if bucket.large else smallest
+    for cut in (bucket.slice(rank, ranks) for rank in range(ranks)):
+        pieces = bucket.pieces(*cut)
+        assert 1 <= len(pieces) <= MOST_PIECES
+        assert (pieces[0][0], pieces[-1][1]) == cut
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+        assert all(start % unit == 0 for start, _ in pieces)
+        size = (cut[1] - cut[0]) * dtype.itemsize
+        assert len(pieces) == max(min(size // PIECE_BYTES, MOST_PIECES), 1)
+        if len(pieces) > 1:
+            assert min(stop - start for start, stop in pieces) * dtype.itemsize > PIECE_BYTES - CUT_BYTES
 
 
 def test_views_have_the_parameters_shape_and_memory_format() -> None:

@@ -12,10 +12,12 @@ from collections import Counter
 import pytest
 import torch
 
+from farandole.collective import buckets as buckets_module
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
 from farandole.collective.codec import CODECS, NONE, Codec
-from farandole.collective.schedule import MakeCommitMessage
+from farandole.collective.fake import FakeNetwork
+from farandole.collective.schedule import COMMIT, MakeCommitMessage
 from farandole.protocol.view import Lineage, View
 from tests.support.exchanging import (
     LANES,
@@ -61,6 +63,26 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(
             for buckets in reduced:
                 assert_same(buckets, expected(everyone[0].layout, step, shards))  # type: ignore[arg-type]
         assert not any(worker.agreement.lost_peers for worker in everyone), remark
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16+zstd", "int4"])
+@pytest.mark.parametrize("hosts", ["abc", "aab", "abbcca"])
+def test_slices_that_are_sent_in_pieces_have_the_same_bits(
+    hosts: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of a piece is as large as the piece, so there are several for a slice."""
+    monkeypatch.setattr(buckets_module, "PIECE_BYTES", 16 << 10)
+    shapes = [(400, 500), (33, 7), (600, 500), (900, 300)]
+    with workers(len(hosts), network=FakeNetwork(), hosts=hosts, shapes=shapes, codec=CODECS[codec]) as everyone:
+        members = tuple(worker.name for worker in everyone)
+        layout = everyone[0].layout
+        for step in range(3):
+            for buckets in on_all(everyone, lambda w, step=step: w.step(step, 11, (members,))):
+                assert_same(decoded(layout, buckets), decoded(layout, expected(layout, step, 11)))
+        round_ = everyone[0].exchange._round
+        assert round_ is not None
+        parts = Counter((m.peer, m.kind, m.bucket, m.node) for m in round_.order.arrivals if m.kind != COMMIT)
+        assert max(parts.values()) > 1
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS.values() if codec != NONE], ids=lambda codec: codec.name)

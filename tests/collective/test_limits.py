@@ -10,9 +10,10 @@ from torch import nn
 
 from farandole.collective import buckets
 from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout
-from farandole.collective.schedule import MOST_BUCKETS, MOST_SUMS, order
+from farandole.collective.schedule import MOST_BUCKETS, MOST_PIECES, MOST_SUMS, PARTIAL, order
 from farandole.errors import UsageError
 from farandole.protocol.view import Lineage, View
+from farandole.simulate.pieces import SimulatedBucket
 
 
 def parameters(count: int, numel: int, *, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -79,3 +80,16 @@ def test_too_many_partial_sums_are_an_error_with_the_limit_and_a_remedy() -> Non
     with pytest.raises(UsageError) as caught:
         made(1 << 14, losses(64, 60))
     assert all(value in str(caught.value) for value in ("60", "16,384", str(MOST_SUMS), "micro="))
+
+
+@pytest.mark.parametrize(("lost", "in_pieces"), [(0, True), (28, True), (32, False), (44, False)])
+def test_slices_are_cut_only_where_tags_have_room_for_the_pieces(lost: int, in_pieces: bool) -> None:
+    """The sums are more with each loss; a piece without room would be an AssertionError."""
+    lineage, bucket = losses(64, lost), SimulatedBucket(1 << 12, MOST_PIECES)
+    members = lineage.sets[-1]
+    view = View(number=1, members=members, group=1, hosts=members)
+    made = order(view, members[0], (bucket,), 1 << 14, lineage)
+    cut = bucket.slice(0, len(members))
+    arrivals = [(message.start, message.stop) for message in made.begin if message.kind == PARTIAL]
+    assert made.in_pieces == in_pieces
+    assert set(arrivals) == set(bucket.pieces(*cut) if in_pieces else [cut])

@@ -13,7 +13,7 @@ TAKES, COMMITS = (
     "serve += [*map(Take, gathered if routes.near else spread if routes.far else shared)]",
     "serve += [MakeCommitMessage(), SendMessages(routes.own_commits()), Take(commits)]",
 )
-SHARE = "yield SendMessages(routes.to_spread(bucket) if routes.one_zone else routes.to_share(bucket))"
+SHARE = "yield SendMessages(_of_cuts(results, cuts))"
 GATHER = "yield SendMessages(routes.to_gather(bucket))"
 SPREAD = "yield Take(shared[bucket])\n            yield SendMessages(routes.to_spread(bucket))"
 SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
@@ -22,10 +22,10 @@ IN_THE_ORDER = (
     ("if not scattered[bucket]:", "if False:  # settles no partial sum"),
     ("yield Take(near[bucket])", "pass  # folds what is not here"),
     ("yield SendMessages(routes.across(bucket))", "pass  # keeps the host's sums"),
-    ("yield Take(arrivals[bucket])", "pass  # sums up what is not here"),
-    ("yield Take(arrivals[bucket])", f"{SHARE}; yield Take(arrivals[bucket])"),
+    ("yield Take(taken)", "pass  # sums up what is not here"),
+    ("yield Take(taken)", f"{SHARE}; yield Take(taken)"),
     ("yield Take(spread[bucket] if routes.far else shared[bucket])", "pass  # passes on what is not here"),
-    (SHARE, "yield from [SendMessages(routes.to_spread(bucket))][:bucket]"),
+    (SHARE, "yield from [SendMessages(_of_cuts(results, cuts))][:bucket]"),
     (GATHER, "yield from [SendMessages(routes.to_gather(bucket))][:bucket]"),
     ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
     ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
@@ -45,23 +45,30 @@ IN_THE_ROUTES = (
     ("in enumerate(self.own)", "in enumerate(reversed(self.own))"),
     ("*self.stretch(bucket), node, next(landing)\n", "*self.stretch(bucket), node, min(next(landing), 1)\n"),
     ("*self.stretch(bucket), node, next(landing)\n", "*self._stretch_of(bucket, peer), node, next(landing)\n"),
-    ("where = 0 if column in first else next(landing)", "where = min(next(landing), 1)"),
+    ("where = 0 if cut in first else next(landing)", "where = min(next(landing), 1)"),
     ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
     ("for number, whose in enumerate(self._senders(self._worker), start=1)",
      "for number, whose in enumerate(self._senders(self._worker)[::-1], start=1)"),
-    ("column, self._worker if own else peer", "column, self._worker if not own else peer"),
+    ("(peer, self._worker) if own else", "(peer, self._worker) if not own else"),
 )  # fmt: skip
 BETWEEN_ZONES = (
     ("yield Take(across[bucket])", "pass  # adds up what is not here"),
     (SPREAD, SPREAD.replace("yield Take(shared[bucket])", "pass  # spreads what is not here")),
     (SPREAD, "yield Take(shared[bucket])  # keeps its strips"),
-    (SHARE, SHARE.replace(" else routes.to_share(bucket)", " else ()")),
+    ("if routes.one_zone else routes.to_share(bucket)", "if routes.one_zone else ()"),
     ("yield SendMessages(routes.out_of_zone(bucket))", "pass  # keeps the zone's sums"),
     ("*of_zones[:LANDINGS]", "*of_zones[: LANDINGS + 1]"),
     ("return self._across(bucket) if self.far else self._out_of_zone(bucket)", "return self._across(bucket)"),
     ("self._of_zones[levels.zone(sender)]", "self.nodes_of_zone"),
     ("+ len(self.sums_of_hosts(bucket)))", ")  # what comes from its zone and from others lands in one place"),
     ("column, strip, self._worker if own else peer", "column, strip, peer"),
+)  # fmt: skip
+IN_PIECES = (
+    ("if number == len(portions):", "if number == 1:  # overwrites pieces that are not added yet"),
+    ("_of_cuts(arrivals[bucket], cuts)", "_of_cuts(arrivals[bucket], portions[0])"),
+    ("_of_cuts(results, cuts)", "_of_cuts(results, portions[-1])"),
+    ("where = 0 if cut in first else next(landing)", "where = 0"),
+    ("self._strips_of(bucket, c, receiver)", "self._strips_of(bucket, c, sender)"),
 )  # fmt: skip
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
     (state_machine, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
@@ -74,6 +81,7 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
     *((schedule, place, by, {}) for place, by in IN_THE_ORDER),
     *((schedule, place, by, {}) for place, by in IN_THE_ROUTES),
     *((schedule, place, by, {"zones": True}) for place, by in BETWEEN_ZONES),
+    *((schedule, place, by, {"pieces": True}) for place, by in IN_PIECES),
     (schedule, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
     (schedule, "view.number % VIEWS << 21 | ", "", {}),
     (schedule, "bucket << 9 | ", "", {"focus": ("break",)}),

@@ -38,7 +38,7 @@ class Schedule(World):
     """One schedule. `classes`: of member, coordinator or worker, for mutants. `drift`: one worker's replica becomes
     another than the others'. `errs`: one machine computes wrong, and every shard is audited. `bits`: "any"
     lets replicas drift. `starves`: hosts can't get their workers the data. `zones`: the hosts are in two zones.
-    `focus`: kinds of faults that are to strike most.
+    `pieces`: there are several hosts, which send slices in pieces. `focus`: kinds of faults that are to strike most.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Schedule(World):
         bits: str = "same",
         starves: bool = False,
         zones: bool = False,
+        pieces: bool = False,
         trace: bool = False,
         **classes: Any,
     ) -> None:
@@ -62,8 +63,9 @@ class Schedule(World):
         scenario = Scenario(
             seed=seed,
             settings=settings,
-            hosts=3 + seed // 8 % 2 if zones else 1 + seed // 2 % 4,
+            hosts=3 + seed // 8 % 2 if zones else 2 + seed // 8 % 3 if pieces else 1 + seed // 2 % 4,
             zones=2 if zones else 1,
+            pieces=2 + seed // 8 % 2 if pieces else 1,
             steps=1_000_000 if self.endless else rng.randint(4, 12),
             buckets=1 if seed % 3 else 3,  # most of what goes wrong does so with one, at half the price
             checkpoints=checkpoints,

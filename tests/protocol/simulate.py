@@ -3,8 +3,8 @@
 python -m tests.protocol.simulate --schedules 100000     seeds 0 to 99,999; exit code 1 after a violation
 python -m tests.protocol.simulate --seed 1234            one schedule again, with its whole trace
 
-Of eight schedules one has hosts in two zones, one a machine that computes wrong, one a replica that drifts, and one a
-replica that may; in one hosts can't get their workers the data.
+Of eight schedules one has hosts in two zones, one slices in pieces, one a machine that computes wrong, one a replica
+that drifts, and one a replica that may; in one hosts can't get their workers the data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.protocol.schedule import Schedule, simulate
 
 CHUNK = 250
 WORLDS: tuple[dict[str, Any], ...] = (
-    {"zones": True}, {}, {}, {}, {"starves": True}, {"errs": True}, {"drift": True}, {"drift": True, "bits": "any"},
+    {"zones": True}, {"pieces": True}, {}, {}, {"starves": True}, {"errs": True}, {"drift": True},
+    {"drift": True, "bits": "any"},
 )  # fmt: skip
 SHOWN = (
     "view",

@@ -42,6 +42,12 @@ def test_schedules_of_hosts_in_two_zones() -> None:
     assert any(len(Levels.of(view).zones) > 1 for view in views)
 
 
+def test_schedules_of_slices_in_pieces() -> None:
+    worlds = [simulate(seed, pieces=True) for seed in range(SEEDS // 10)]
+    views = [view for world in worlds for view in (world.coordinator.view,) if view]
+    assert any(len(Levels.of(view).hosts) > 1 for view in views)
+
+
 def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
     """Unless its worker is alone, goes before its words are there, or is a joiner on trial."""
     worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 5)]

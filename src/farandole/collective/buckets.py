@@ -15,13 +15,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.codec import NONE, Codec
 from farandole.collective.quantization import GROUP_BYTES, Place, Quantization
-from farandole.collective.schedule import MOST_BUCKETS
+from farandole.collective.schedule import MOST_BUCKETS, MOST_PIECES
 from farandole.numerics import settings
 from farandole.plan.shards import Node, exists, parent, root, sibling
 
@@ -32,6 +33,7 @@ FIRST_BUCKET_BYTES = 1 << 20  # of gradients in their own dtype, before a codec
 BUCKET_BYTES = 8 << 20
 LARGE_BYTES = 256 << 10  # from this size on, slices of a bucket begin at page boundaries
 CUT_BYTES = 16 << 10  # a multiple of the page size on most machines
+PIECE_BYTES = 512 << 10  # a piece of a slice is about this large or larger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +58,26 @@ class Bucket:
         Slices begin at 64-byte boundaries; in a large bucket at page boundaries, so that each slice can be mapped by
         itself. A slice of quantized numbers has whole groups. The last slice takes the remainder.
         """
-        small = ALIGNMENT if self.quantization is None else GROUP_BYTES
-        unit = (CUT_BYTES if self.large else small) // self.dtype.itemsize
+        unit = self._unit
         units = self.numel // unit
         stop = self.numel if part == parts - 1 else units * (part + 1) // parts * unit
         return units * part // parts * unit, stop
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns a slice `[start, stop)`, cut into at most `MOST_PIECES` pieces of about `PIECE_BYTES` or more.
+
+        Each begins where a slice may begin.
+        """
+        parts = min(max((stop - start) * self.dtype.itemsize // PIECE_BYTES, 1), MOST_PIECES)
+        units = (stop - start) // self._unit
+        cuts = [start + units * part // parts * self._unit for part in range(parts)]
+        return list(pairwise([*cuts, stop]))
+
+    @property
+    def _unit(self) -> int:
+        """The elements in the smallest part of a slice."""
+        small = ALIGNMENT if self.quantization is None else GROUP_BYTES
+        return (CUT_BYTES if self.large else small) // self.dtype.itemsize
 
     @property
     def large(self) -> bool:

@@ -14,6 +14,9 @@ worker's last shard has filled it:
 (h) spread   a worker that has all slices of its strips sends those to the host delegates of its zone;
 (i) gather   a worker that has all slices of its columns sends those to every worker of its host.
 
+With one zone, what goes between hosts is cut into pieces (`Bucket.pieces`), each a message of its own. The owner of a
+slice adds a piece and sends it on before it waits for the next one, so the link is not idle while a slice is added.
+
 When every bucket is reduced, (j) commits: the workers exchange commit messages (R1). They send them directly within a
 host, and to one worker of each other host, which forwards them. Then the round ends.
 
@@ -31,16 +34,16 @@ share nothing else, so only the order within each thread has to be decided. The 
   `plan.shards.maximal` of the shards that the sender, or its host, holds, column by column. After a loss the survivors
   have other nodes, more or larger ones. The lineage names the losses and is equal on all workers, so the messages that
   are computed from it are equal too.
-- *No message overwrites memory that is still needed.* A reduced slice arrives in its own place. Before that, the first
-  of the host's sums may be there: whoever sends the slice has received that sum, or a sum of the zone in which it is.
-  Sums of the zone have memory of their own. The first sum of a bucket from other workers arrives where the bucket's sum
-  will be, unless a sum of the host goes there. The others, and with several zones all from other hosts, arrive in
-  landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only after b is
-  added up within the host or the zone, or summed.
-- *A slice is sent on after it is summed*, and a commit message after every slice has arrived. The commit messages of
-  the peers state the same for them (R1), so everything that this worker sent has arrived when it has all commit
-  messages. So the next round may write to that memory; if peers use the memory in place, only after they have begun
-  the next round (`shm_sums`). A forwarded commit message has the same content.
+- *No message overwrites memory that is still needed.* A reduced slice (or piece) arrives in its own place. Before that,
+  the first of the host's sums may be there: whoever sends the slice has received that sum, or a sum of the zone in
+  which it is. Sums of the zone have memory of their own. The first sum of a bucket from other workers arrives where the
+  bucket's sum will be, unless a sum of the host goes there. The others, and with several zones all from other hosts,
+  arrive in landing buffers that `LANDINGS` buckets share in turn: the receives of bucket b + LANDINGS are posted only
+  after b is added up within the host or the zone, or summed.
+- *A slice (or piece) is sent on after it is summed*, and a commit message after every slice has arrived. The commit
+  messages of the peers state the same for them (R1), so everything that this worker sent has arrived when it has all
+  commit messages. So the next round may write to that memory; if peers use the memory in place, only after they have
+  begun the next round (`shm_sums`). A forwarded commit message has the same content.
 - *No circular wait.* All workers execute the phases in the same order, that of `serve`: first (b) of bucket b, then (d)
   of the bucket before, then (f) of the bucket before that, then (h) and (i) in the same way. So no host waits for
   another host's backward pass before it has added up the sums that it has. In each phase a worker sends before it waits
@@ -123,6 +126,10 @@ class Sliced(Protocol):
 
     def slice(self, part: int, parts: int) -> tuple[int, int]:
         """Returns part `part` of `parts` parts of similar size, as elements `[start, stop)`."""
+        ...
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns the elements `[start, stop)` of a slice, cut into at most `MOST_PIECES` contiguous pieces."""
         ...
 
 
@@ -271,6 +278,7 @@ VIEWS = 512  # view numbers that the tags of one group can distinguish
 ROUNDS = 4
 MOST_BUCKETS = 256  # of a layout, which makes larger buckets instead of more
 MOST_SUMS = 512  # of a worker in a round: a contiguous range of shards has at most 62, each loss in a step adds some
+MOST_PIECES = 4  # of a slice
 
 
 def place(kind: int, bucket: int = 0, node: int = 0) -> int:
@@ -345,6 +353,8 @@ class Routes:
             those of all others knows that all have begun the round.
         behind: how many buckets a phase is behind the phase before it.
         most: the largest number of sums of one bucket that one worker sends to another, anywhere in the view.
+        in_pieces: True if slices are sent in pieces: between the hosts of one zone, unless the sums of a bucket are so
+            many that tags can't number the pieces.
     """
 
     def __init__(
@@ -378,6 +388,7 @@ class Routes:
         strips = 0 if self.one_zone else -(-levels.strips // min(map(len, levels.zones)))
         most_of_hosts, most_of_zones = max(map(len, self._of_hosts)), max(map(len, self._of_zones))
         self.most = max(*map(len, self._nodes.values()), columns * max(most_of_hosts, strips * most_of_zones))
+        self.in_pieces = self.one_zone and not self.one_host and self.most * MOST_PIECES <= MOST_SUMS
 
     def stretch(self, bucket: int) -> tuple[int, int]:
         """The elements `[start, stop)` that this worker adds up for its host."""
@@ -388,8 +399,15 @@ class Routes:
         return [self._strips_of(bucket, column, self._worker) for column in self._levels.served(self._worker)]
 
     def slices(self, bucket: int) -> list[tuple[int, int]]:
-        """The slices whose sums this worker computes for all workers."""
-        return self._levels.slices(self._buckets[bucket], self._worker)
+        """The slices, or pieces of slices, whose sums this worker computes for all workers."""
+        slices = self._levels.slices(self._buckets[bucket], self._worker)
+        return [*dict.fromkeys(piece for cut in slices for piece in self._pieces(bucket, cut))]  # several may be empty
+
+    def portions(self, bucket: int) -> list[list[tuple[int, int]]]:
+        """Those of `slices` that are added and sent together: each piece by itself if slices are cut, else all."""
+        cuts = self.slices(bucket)
+        is_cut = any(cut not in cuts for cut in self._levels.slices(self._buckets[bucket], self._worker))
+        return [[cut] for cut in cuts] if is_cut else [cuts]
 
     # --- partial sums --------------------------------------------------------------------------------------------
 
@@ -428,12 +446,11 @@ class Routes:
         messages: list[ExchangeMessage] = []
         landing = count(1 + len(self.partials_of_host(bucket)))
         in_place = not self.near and self.one_zone
-        first = set(self._levels.served(self._worker)) if in_place else set[int]()
+        first = set(self.slices(bucket)) if in_place else set[tuple[int, int]]()
         for peer in self.far:
-            for k, node, column in self._between(peer, peer):
-                where = 0 if column in first else next(landing)
-                first.discard(column)
-                cut = self._strips_of(bucket, column, self._worker)
+            for k, node, cut in self._between(bucket, peer, self._worker):
+                where = 0 if cut in first else next(landing)
+                first.discard(cut)
                 messages.append(ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node, where))
         return tuple(messages)
 
@@ -457,11 +474,9 @@ class Routes:
 
     def _across(self, bucket: int) -> tuple[ExchangeMessage, ...]:
         messages = [
-            ExchangeMessage(
-                PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *self._strips_of(bucket, column, peer), node
-            )
+            ExchangeMessage(PARTIAL, peer, place(PARTIAL, bucket, k), bucket, *cut, node)
             for peer in self.far
-            for k, node, column in self._between(self._worker, peer)
+            for k, node, cut in self._between(bucket, self._worker, peer)
         ]
         return tuple(sorted(messages, key=lambda message: self.nodes_of_host.index(message.node)))
 
@@ -475,10 +490,16 @@ class Routes:
         ]
         return tuple(sorted(messages, key=lambda message: self.nodes_of_zone.index(message.node)))
 
-    def _between(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int]]:
-        """The sums that `sender`, either this worker or `peer`, sends the other: (number, node of its host, column)."""
-        sums = product(self._of_hosts[self._levels.host(sender)], self._levels.shared(self._worker, peer))
-        return ((number, node, column) for number, (node, column) in enumerate(sums))
+    def _between(self, bucket: int, sender: str, receiver: str) -> Iterator[tuple[int, Node, tuple[int, int]]]:
+        """The sums that this worker sends a peer, or gets from it: (number, node of the sender's host, elements)."""
+        cuts = self._cuts(bucket, sender, receiver)
+        sums = product(self._of_hosts[self._levels.host(sender)], cuts)
+        return ((number, node, cut) for number, (node, cut) in enumerate(sums))
+
+    def _cuts(self, bucket: int, sender: str, receiver: str) -> list[tuple[int, int]]:
+        """The pieces of the strips that `receiver` serves, of the columns that both serve."""
+        columns = self._levels.shared(sender, receiver)
+        return [cut for c in columns for cut in self._pieces(bucket, self._strips_of(bucket, c, receiver))]
 
     def _between_zones(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int, int]]:
         """The sums that `sender`, either this worker or `peer`, sends the other: (number, node of its zone, column,
@@ -534,13 +555,10 @@ class Routes:
 
     def _spread(self, bucket: int, *, own: bool) -> tuple[ExchangeMessage, ...]:
         return tuple(
-            ExchangeMessage(
-                REDUCED, peer, place(REDUCED, bucket, k), bucket,
-                *self._strips_of(bucket, column, self._worker if own else peer),
-            )
+            ExchangeMessage(REDUCED, peer, place(REDUCED, bucket, k), bucket, *cut)
             for peer in self.far
-            for k, column in enumerate(self._levels.shared(self._worker, peer))
-        )  # fmt: skip
+            for k, cut in enumerate(self._cuts(bucket, *((peer, self._worker) if own else (self._worker, peer))))
+        )
 
     # --- commit messages -----------------------------------------------------------------------------------------
 
@@ -589,6 +607,9 @@ class Routes:
     def _slice(self, bucket: int, column: int, strip: int, owner: str) -> tuple[int, int]:
         """The slice of a strip whose sum the zone of `owner` computes."""
         return self._levels.slice(self._buckets[bucket], column, strip, self._levels.zone(owner))
+
+    def _pieces(self, bucket: int, cut: tuple[int, int]) -> list[tuple[int, int]]:
+        return self._buckets[bucket].pieces(*cut) if self.in_pieces else [cut]
 
     def _strips_of(self, bucket: int, column: int, worker: str) -> tuple[int, int]:
         return self._levels.strips_of(self._buckets[bucket], column, worker)
@@ -701,13 +722,14 @@ class ExchangeOrder:
         serve: the acts that follow, in this order.
         mine: the number of this worker's shards.
         own: the nodes whose sums it holds.
-        all_begun: see `Routes`.
+        all_begun, in_pieces: see `Routes`.
     """
 
     shards: int
     mine: int
     own: tuple[Node, ...]
     all_begun: bool
+    in_pieces: bool
     begin: tuple[ExchangeMessage, ...]
     scatter: tuple[tuple[ExchangeMessage, ...], ...]
     serve: tuple[Act, ...]
@@ -764,17 +786,22 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         if routes.far:
             yield Take(across[bucket])
             for cut in routes.strips(bucket):
-                yield ZoneSum(bucket, *cut, routes.nodes_of_zone, _of_cut(across[bucket], cut))
+                yield ZoneSum(bucket, *cut, routes.nodes_of_zone, _of_cuts(across[bucket], [cut]))
             yield from _next(across, bucket)
         yield SendMessages(routes.out_of_zone(bucket))
 
     def sum_(bucket: int) -> Iterable[Act]:
         arrivals = near if routes.one_host else across if routes.one_zone else of_zones
-        yield Take(arrivals[bucket])
-        for cut in routes.slices(bucket):
-            yield Add(bucket, *cut, _of_cut(arrivals[bucket], cut))
-        yield from _next(arrivals, bucket)
-        yield SendMessages(routes.to_spread(bucket) if routes.one_zone else routes.to_share(bucket))
+        results = routes.to_spread(bucket) if routes.one_zone else routes.to_share(bucket)
+        portions = routes.portions(bucket)
+        for number, cuts in enumerate(portions, start=1):
+            taken = _of_cuts(arrivals[bucket], cuts)
+            yield Take(taken)
+            for cut in cuts:
+                yield Add(bucket, *cut, _of_cuts(taken, [cut]))
+            if number == len(portions):
+                yield from _next(arrivals, bucket)
+            yield SendMessages(_of_cuts(results, cuts))
 
     def spread_in_zone(bucket: int) -> Iterable[Act]:
         if routes.far:
@@ -802,14 +829,15 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         mine=len(held.get(worker, ())),
         own=routes.own,
         all_begun=routes.all_begun,
+        in_pieces=routes.in_pieces,
         begin=tuple(message for messages in posted for message in messages),
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
         serve=tuple(act for act in serve if not isinstance(act, Take | PostReceives | SendMessages) or act.messages),
     )
 
 
-def _of_cut(messages: Iterable[ExchangeMessage], cut: tuple[int, int]) -> tuple[ExchangeMessage, ...]:
-    return tuple(message for message in messages if (message.start, message.stop) == cut)
+def _of_cuts(messages: Iterable[ExchangeMessage], cuts: Sequence[tuple[int, int]]) -> tuple[ExchangeMessage, ...]:
+    return tuple(message for message in messages if (message.start, message.stop) in cuts)
 
 
 def _next(arrivals: Sequence[tuple[ExchangeMessage, ...]], bucket: int) -> Iterable[PostReceives]:

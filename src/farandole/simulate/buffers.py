@@ -15,6 +15,7 @@ from farandole.collective.schedule import (
     REDUCED,
     Add,
     ExchangeMessage,
+    ExchangeOrder,
     HostSum,
     Levels,
     ZoneSum,
@@ -37,15 +38,16 @@ class SimulatedBuffers:
         self._turn = 0  # training rounds use two places in turn, unless `all_begun` (see `Routes`)
         self._buckets: Sequence[SimulatedBucket] = ()
         self._shards = 0
+        self._in_pieces = False
         self._own: dict[int, Mapping[Node, Sum]] = {}
         self._of_level: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by part: the keys of the host's sums,
         # and of the zone's as soon as they are made
 
-    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], shards: int, *, all_begun: bool) -> None:
-        if kind == "train" and not all_begun:
+    def begin(self, kind: str, buckets: Sequence[SimulatedBucket], order: ExchangeOrder) -> None:
+        if kind == "train" and not order.all_begun:
             self._turn = 1 - self._turn
         self._place = (kind, self._turn)
-        self._buckets, self._shards = buckets, shards
+        self._buckets, self._shards, self._in_pieces = buckets, order.shards, order.in_pieces
         self._own, self._of_level = {}, {}
 
     def hold(self, bucket: int, own: Mapping[Node, Sum]) -> None:
@@ -152,7 +154,7 @@ class SimulatedBuffers:
                 for other in delegates
                 if levels.host(other) != levels.host(worker)
             }
-        return sorted(parts)
+        return sorted(piece for cut in parts for piece in (whole.pieces(*cut) if self._in_pieces else [cut]))
 
     def _totals(self, act: HostSum | ZoneSum) -> tuple[dict[Node, Any], dict[Node, Any]]:
         """Returns what an act adds, and its sums."""

@@ -88,7 +88,7 @@ class SimulatedExchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if is_step else OTHER)
-        self._buffers.begin(kind, self._buckets, self.shards, all_begun=self._order.all_begun)
+        self._buffers.begin(kind, self._buckets, self._order)
         self._scattered = [False] * len(self._buckets)
         self._commits, self._served, self._posted, self._is_scheduled = {}, 0, {}, False
         try:

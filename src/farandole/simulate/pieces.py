@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from farandole.plan.shards import Node
 
@@ -11,13 +12,19 @@ UNIT = 8  # elements
 
 @dataclass(frozen=True)
 class SimulatedBucket:
-    """A bucket of `numel` elements, cut like a real one."""
+    """A bucket of `numel` elements, cut like a real one, with slices of at most `most_pieces` pieces."""
 
     numel: int
+    most_pieces: int = 1
 
     def slice(self, part: int, parts: int) -> tuple[int, int]:
         units = self.numel // UNIT
         return units * part // parts * UNIT, units * (part + 1) // parts * UNIT
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        units = (stop - start) // UNIT
+        parts = min(max(units, 1), self.most_pieces)
+        return list(pairwise([*(start + units * part // parts * UNIT for part in range(parts)), stop]))
 
 
 # The buckets of a round of each kind. Sizes differ, so that a message that meets another kind's receive is detected.

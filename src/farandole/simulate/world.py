@@ -19,7 +19,7 @@ import heapq
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -47,6 +47,7 @@ class Scenario:
         zones: the number of zones, in which the hosts are in turn.
         steps: the number of steps of the script.
         buckets: the number of buckets of a training step, at most three.
+        pieces: the largest number of pieces of a slice of such a bucket.
         checkpoints: the steps between checkpoints; 0: no checkpoints.
         budget: the number of faults.
         fault_rate: the fault rate during protocol activity.
@@ -70,6 +71,7 @@ class Scenario:
     focus: Sequence[str] = ()
     shortages: int = 0
     zones: int = 1
+    pieces: int = 1
     evaluates_every: int = 3
     share_rate: float | None = None
     events_limit: int = EVENTS_LIMIT
@@ -110,7 +112,8 @@ class World(Faults):
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
         self.hosts, self.zones = scenario.hosts, scenario.zones
         self.evaluates_every, self._events_limit = scenario.evaluates_every, scenario.events_limit
-        self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
+        trained = [replace(each, most_pieces=scenario.pieces) for each in BUCKETS["train"][: scenario.buckets]]
+        self.buckets = {**BUCKETS, "train": trained}
         self.budget, self.fault_rate, self._slow = scenario.budget, scenario.fault_rate, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
