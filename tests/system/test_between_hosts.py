@@ -1,4 +1,4 @@
-"""Two machines of two workers exchange what one worker each would: to the same bits, also when one of them dies."""
+"""Two machines exchange what one worker each would: to the same bits, also when a worker dies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ pytestmark = [
 ]
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 WIDTH = 8192
+WIDE = 65_536  # each of two slices has 1.6 MB: three pieces
 SUMS = (8 + 1 + 2 + 1) * WIDTH * 4 + 2 * WIDTH * 8  # bytes: of gradients, and of batch normalisation's buffers
 STEPS = 40  # the steps that are read may be a few behind the bytes
 
@@ -58,4 +59,28 @@ def test_what_goes_between_two_hosts_is_the_size_of_the_sums(tmp_path: Path) -> 
         pace.unlink()
         run.finish()
         until(lambda: external_workers[1].poll() is not None)
+    assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
+
+
+def test_slices_in_pieces_give_the_bits_of_one_worker_whoever_comes_and_goes(tmp_path: Path) -> None:
+    wide = ("--width", str(WIDE))
+    alone(tmp_path / "alone", JOB, str(tmp_path / "expected"), *wide)
+    pace = tmp_path / "pace"
+    pace.write_text("1")
+    out = (str(tmp_path / "out"), "--pace", str(pace), *wide)
+    options = ["--listen", "0.0.0.0", "--max", "2"]
+    with ExitStack() as stack:
+        machines = stack.enter_context(Machines())
+        run = stack.enter_context(Elastic(tmp_path / "run", JOB, *out, workers=1, options=options, on=machines.on(0)))
+        run.until_members(1)
+        for number in range(2):
+            log = tmp_path / f"guest-{number}"
+            worker = stack.enter_context(external_worker(machines.on(1), run.folder, log, JOB, *out))
+            run.until_members(2)
+            run.until_step(run.step + 3)
+            if number == 0:
+                worker.kill()
+                run.until_members(1)
+        pace.unlink()
+        run.finish()
     assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
