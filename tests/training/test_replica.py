@@ -210,6 +210,15 @@ def test_a_large_buffer_is_a_constant_and_a_change_of_it_an_error() -> None:
         run_step(replica, lambda _: module.value.add_(1), 2, [0, 1])
 
 
+def test_a_change_of_a_large_buffer_is_found_that_gives_the_tensor_no_new_version() -> None:
+    size = LARGEST_LANE_BUFFER + 1
+    module, normalization = Holder(torch.zeros(size)), nn.BatchNorm1d(size)
+    with pytest.raises(UsageError, match=r"model\.value\b"):
+        run_step(Replica({"model": module}), lambda _: module.value.data.add_(1), 2, [0, 1])
+    with pytest.raises(UsageError, match=r"model\.running_mean\b"):
+        run_step(Replica({"model": normalization}), lambda _: normalization(torch.randn(4, size)), 2, [0, 1])
+
+
 def test_a_change_of_a_bool_buffer_depends_on_no_history_or_is_refused() -> None:
     """Never silently less than asked: a flag set in one shard's forward pass must not show in the next one's."""
     module = Holder(torch.tensor([False]))

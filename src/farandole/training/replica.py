@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import operator
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -760,6 +761,10 @@ def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+
+
 def _is_large(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > WHOLE_BYTES
 
@@ -769,6 +774,9 @@ def _is_large(tensor: torch.Tensor) -> bool:
 _OTHER_BYTES = 1 << 20  # allowance for small values, such as the step counts of optimizers
 WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
+# In so many first steps, and loads of a state, the contents of large buffers are compared too: `.data` and BatchNorm's
+# own operation change a tensor without a new version.
+COMPARED_STEPS = 3
 
 
 @runtime_checkable
@@ -831,6 +839,8 @@ class Replica:
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._contents: dict[str, int] = {}  # checksums by name, until the first shard of a pass
+        self._steps = 0
         self._copies = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start_on_host, self._now_on_host = HostCopies(self._start), HostCopies(self._in_lanes)
@@ -957,7 +967,8 @@ class Replica:
             UnknownState: a value can't be sent without pickling.
         """
         self._listing.adopt()
-        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._steps += 1
+        self._mark_constants()
         self.plain.keep((*self.parameters.values(), *self._constants.values()))
         self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
         self._copying.copy(self._copies, self._in_lanes)
@@ -986,7 +997,7 @@ class Replica:
         if first:
             self._check_constants("by the loop body between a step's beginning and its inner loop")
         else:
-            self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+            self._mark_constants()
         self._put_back = self.keep_small_buffers() if recompute else None
         if not recompute:
             self._copying.copy(self._start, self._in_lanes)
@@ -1016,6 +1027,7 @@ class Replica:
         """
         self._listing.adopt()
         self._check_constants("in a forward pass")
+        self._contents = {}
         with torch.no_grad():
             start, now = self._start_on_host.values, self._now_on_host.fetch()
             self._lanes.write(lanes, start, now, shard=self._shard, last=self._is_last)
@@ -1035,9 +1047,16 @@ class Replica:
             self._lanes.read(lanes, self._start_on_host.values, self._now_on_host.values, shards)
             self._now_on_host.put_back()
 
+    def _mark_constants(self) -> None:
+        """Record the large buffers as they are, for `_check_constants`."""
+        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        compared = self._constants if self._steps <= COMPARED_STEPS else {}
+        self._contents = {name: _checksum(buffer) for name, buffer in compared.items()}
+
     def _check_constants(self, where: str) -> None:
         for name, buffer in self._constants.items():
-            if buffer._version != self._versions[name]:
+            is_changed = buffer._version != self._versions[name]
+            if is_changed or (name in self._contents and _checksum(buffer) != self._contents[name]):
                 raise UsageError(
                     f"buffer {name} of {buffer.numel()} elements was changed {where}; buffers above "
                     f"{LARGEST_LANE_BUFFER} elements must be constant within a step: change it in the loop body after "
