@@ -10,7 +10,16 @@ from torch import nn
 
 from farandole.collective import buckets
 from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout
-from farandole.collective.schedule import MOST_BUCKETS, MOST_PIECES, MOST_SUMS, PARTIAL, order
+from farandole.collective.schedule import (
+    MOST_BUCKETS,
+    MOST_PIECES,
+    MOST_SUMS,
+    PARTIAL,
+    REDUCED,
+    SendMessages,
+    Take,
+    order,
+)
 from farandole.errors import UsageError
 from farandole.protocol.view import Lineage, View
 from farandole.simulate.pieces import SimulatedBucket
@@ -93,3 +102,6 @@ def test_slices_are_cut_only_where_tags_have_room_for_the_pieces(lost: int, in_p
     arrivals = [(message.start, message.stop) for message in made.begin if message.kind == PARTIAL]
     assert made.in_pieces == in_pieces
     assert set(arrivals) == set(bucket.pieces(*cut) if in_pieces else [cut])
+    sends = [n for n, act in enumerate(made.serve) if isinstance(act, SendMessages) and act.messages[0].kind == REDUCED]
+    waits = [n for n, act in enumerate(made.serve) if isinstance(act, Take) and act.messages[0].kind == PARTIAL]
+    assert (sends[0] < waits[-1]) == in_pieces, "a piece is sent on before the next one arrives"
