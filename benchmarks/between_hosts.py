@@ -28,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from congestion import use_cubic
 from tables import number, show
 
 JOB = Path(__file__).parent / "contestants" / "wide_train.py"
@@ -36,11 +37,6 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 STEPS = 20
 WARM = 12  # of DistributedDataParallel's steps, not measured
 LIMIT_S = 120.0
-# Linux' default. With BBR, which some systems use, a step at 100 Mbit/s took up to 0.3 s longer, by chance. With Reno a
-# step at 1 Gbit/s took 237 ms instead of 174: the first packet of a connection is dropped (section `listener` of
-# `collective/gloo.py`), and Reno's congestion window then grows by one packet a round trip.
-CONGESTION = "net.ipv4.tcp_congestion_control=cubic"
-ALLOW = 'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"'
 
 
 def main() -> None:
@@ -137,10 +133,7 @@ def cable(mbit: int) -> Iterator[list[str]]:
             ip("-n", name, "route", "add", "default", "via", other)
             limit = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
             run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", *limit])
-            try:
-                run(["ip", "netns", "exec", name, "sysctl", "-w", CONGESTION])
-            except subprocess.CalledProcessError as error:
-                raise SystemExit(f"{error.stderr}this system does not allow {CONGESTION}; as root: {ALLOW}") from error
+            use_cubic(name)
         yield names
     finally:
         for name in names:

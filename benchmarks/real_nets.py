@@ -8,7 +8,7 @@ Each host is a network namespace with one worker, and its cable to the switch ha
 is one `farandole bench scaling` on a hosts file. The nets are those of examples/, larger, so that the network counts:
 a ResNet-20 of four times the width, and a transformer of twice the width. The hosts share this machine's cores equally:
 a control group limits the processor time of each, also while the others are idle. TCP uses cubic
-(`between_hosts.py`).
+(`congestion.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.congestion import use_cubic
 from tests.support.network import Switched, ip
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -45,7 +46,7 @@ def main() -> None:
             for number, name in enumerate(machines.names):
                 limit(name, "cable", mbit)
                 limit(machines.switch, f"port{number}", mbit)
-                ip("netns", "exec", name, "sysctl", "-w", "net.ipv4.tcp_congestion_control=cubic")
+                use_cubic(name)
             for name in machines.names[1:]:
                 stack.enter_context(processor_time(name, (os.cpu_count() or 1) / options.hosts))
             rows += [{"mbit": mbit, **row} for row in measured(options, machines, Path(place))]

@@ -296,7 +296,7 @@ class _Program(ctypes.Structure):
 #    and port of its own end. Both go over the control connection. The listening member adds that address and port to
 #    its filter. The kernel retransmits the packets that were dropped before, after at most a fifth of a second, and
 #    Gloo accepts. TCP takes the dropped packets for a sign of congestion. With Reno the congestion window then grows by
-#    one packet a round trip, too slowly for a link with a long queue; with cubic and BBR no step took longer for it.
+#    one packet a round trip, too slowly for a link with a long queue; cubic's grows faster (benchmarks/RESULTS.md).
 # 3. When all pairs are connected, the filter drops all packets: connections of others time out. An accepted connection
 #    has inherited the filter of that time, which accepts its own packets; that filter is removed, to cost nothing.
 #
